@@ -3,8 +3,8 @@
     python bench/fault_checkpoint_cost.py [--rounds 5] [--folder DIR]
 
 plain: safetensors.save_file of weights and optimizer, nothing else. plain + fsync: the same, on disk when it returns.
-tunesmith: fsync of every file, sha256, manifest, rename, fsync of the folder. tunesmith, the run waits: the same written
-by a thread, as a run does it; the time until training continues, which is a copy in memory. Interleaved; medians.
+tunesmith: fsync of every file, sha256, manifest, rename, fsync of the folder. tunesmith, the run waits: the copy in
+memory that a run waits for before a thread writes it. Interleaved; medians.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from tunesmith.runs.writing import fsync_path, hash_file
-from tunesmith.training.aside import Aside
-from tunesmith.training.checkpoint import Snapshot
+from tunesmith.training.checkpoint import Snapshot, contiguous
 
 STEP_SECONDS = 0.1
 """A fast optimizer step of BERT-base (batch 32, one current GPU); on CPUs it is longer, and the share smaller."""
@@ -61,24 +60,24 @@ def main() -> None:
             fsync_path(file)
 
     whole = Snapshot({"model.safetensors": weights, "optimizer.safetensors": moments}, "{}", {"kind": "checkpoint"})
-    aside = Aside()
+    buffers: dict[str, torch.Tensor] = {}
 
     def sealed(folder: Path) -> None:
         whole.write(folder, None)
 
-    def goes_on(folder: Path) -> None:
-        copy = whole.copied(aside.buffers)
-        aside.start(lambda: copy.write(folder, None))
+    def copies(folder: Path) -> None:
+        folder.mkdir()
+        for name, tensors in whole.files.items():
+            contiguous(tensors, buffers, name)
 
     ways: dict[str, Callable[[Path], None]] = {
         "plain": plain,
         "plain + fsync": plain_fsync,
         "tunesmith": sealed,
-        "tunesmith, the run waits": goes_on,
+        "tunesmith, the run waits": copies,
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
-    goes_on(args.folder / "state")  # the first copy of a run takes fresh memory (0.5 s instead of 0.1 s)
-    aside.take(wait=True)
+    copies(args.folder / "state")  # the first copy of a run takes fresh memory (0.5 s instead of 0.1 s)
     shutil.rmtree(args.folder / "state")
     try:
         for number in range(args.rounds):
@@ -87,7 +86,6 @@ def main() -> None:
                 started = time.perf_counter()
                 way(args.folder / "state")
                 times[name].append(time.perf_counter() - started)
-                aside.take(wait=True)
                 if number == 0 and name == "tunesmith":
                     started = time.perf_counter()
                     hash_file(args.folder / "state" / "optimizer.safetensors")

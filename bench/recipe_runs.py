@@ -269,12 +269,6 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
                 taken = auto["seconds"] + (auto["probe_seconds"] or 0.0)
                 train = train_setfit if recipe == "setfit" else train_library
                 before[recipe] = train(unit, rows_of(unit, task[0]["train"]), task, folder, runtime, taken)
-            elif recipe == "best":
-                from recipe_best import train_best
-
-                before[recipe] = train_best(
-                    unit, before["auto"], task, _model(pack, unit["model"], place), place, runtime
-                )
             else:
                 before[recipe] = train_once(unit, recipe, before, pack, place, runtime)
             put({**known, **before[recipe]})

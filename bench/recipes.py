@@ -8,8 +8,7 @@
 Every run has its own subset of rows, order and head, by its seed; the recipes of one seed share them. Probe, decisions, engine
 and speed-ups are those of `tunesmith train`; there is no validation set: the weights after the last step are scored on the
 test split. `hf` is `--recipe hf`, `hf_equal` the same with the epochs of `auto` (equal rows through the model), `hf_seconds`
-the same with as many more steps as `auto`, its probe included, took longer than `hf_equal` in the same process. `best` has
-five times the seconds of the `auto` of its process (bench/recipe_best.py). One
+the same with as many more steps as `auto`, its probe included, took longer than `hf_equal` in the same process. One
 process trains many runs; `--jobs` of them share the device. Stops after `--seconds`, seed by seed, so that what is there is
 balanced; the JSON is written after each run. Needs neither `datasets` nor a network.
 """
@@ -126,11 +125,11 @@ def print_table(runs: list[dict[str, Any]]) -> None:
         runs = runs + [
             {**run, "recipe": "hf"} for run in runs if run["recipe"] == "hf_equal" and run.get("epochs") == 3.0
         ]
-    known = ("hf", "hf_equal", "hf_seconds", "setfit", "setfit_library", "auto", "best", *LONG, *ABLATIONS)
+    known = ("hf", "hf_equal", "hf_seconds", "setfit", "setfit_library", "auto", *LONG, *ABLATIONS)
     others = sorted({str(r["recipe"]) for r in runs} - {*known})
     names = [n for n in (*known, *others) if any(r["recipe"] == n for r in runs)]
     shown = [n for n in names if n not in (*ABLATIONS, *others)]
-    beside = [n for n in shown if n not in ("auto", "best", *LONG)]
+    beside = [n for n in shown if n not in ("auto", *LONG)]
     print(f"| model | task | rows | seeds | {' | '.join(shown)} | {' | '.join(f'auto - {n}' for n in beside)} |")
     print("|---" * (4 + len(shown) + len(beside)) + "|")
     scored = [run for run in runs if run.get("score") is not None]
@@ -146,7 +145,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
         "\n| model | recipe | beside | mean gain | 95% interval over tasks | worst task | worst task x size | not below |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n == "best" or n in (*ABLATIONS, *others)]
+    pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n in (*ABLATIONS, *others)]
     pairs += [(n, f"head {n.split()[-1]}") for n in names if n in LONG and not n.startswith("head ")]
     models = sorted({str(run["model"]) for run in scored})
     for model in [*models, "all"] if len(models) > 1 else models:
@@ -154,7 +153,6 @@ def print_table(runs: list[dict[str, Any]]) -> None:
             _print_gain(model, name, against, [r for r in scored if model in ("all", r["model"])])
     _print_rare(scored)
     _print_seconds(scored)
-    _print_best(scored)
     failed = [run for run in runs if "error" in run]
     print(
         f"\n{len(scored)} runs, {len(failed)} ended with an error, {sum('CUDA' in r['error'] for r in failed)} of the device"
@@ -203,25 +201,6 @@ def _print_seconds(runs: list[dict[str, Any]]) -> None:
         ratios = [found[name] / found["auto"] for found in table.values() if name in found and "auto" in found]
         if ratios:
             print(f"\n{name}: {statistics.median(ratios):.2f} times the seconds of auto (median of {len(ratios)})")
-
-
-def _print_best(runs: list[dict[str, Any]]) -> None:
-    """Calibration error of `best` beside `auto`, and how often a soup was deployed."""
-    cells = sorted({(r["model"], r["task"], r["size"]) for r in runs if r["recipe"] == "best"})
-    if cells:
-        named = "calibration error of auto | of best | by chance"
-        print(f"\n| model | task | rows | n | {named} | a soup | auto alone | seconds of the budget |")
-        print("|---" * 10 + "|")
-    for cell in cells:
-        here = [r for r in runs if (r["model"], r["task"], r["size"]) == cell]
-        best = [r for r in here if r["recipe"] == "best"]
-        errors = [
-            _mean([r["ece"] for r in here if r["recipe"] == n and r.get("ece") is not None]) for n in ("auto", "best")
-        ]
-        errors.append(_mean([r["ece_chance"] for r in best if r.get("ece_chance") is not None]))
-        counts = [f"{sum(word in r['deployed'] for r in best)} of {len(best)}" for word in ("soup", "alone")]
-        counts.append(f"{max(r['seconds'] / r['budget'] for r in best):.2f} at most")
-        print(f"| {cell[0]} | {cell[1]} | {cell[2] or 'all'} | {best[0]['n']} | {' | '.join((*errors, *counts))} |")
 
 
 def _mean(values: list[float]) -> str:

@@ -84,7 +84,7 @@ class StoppedBySignal(TunesmithError):
 
 TRAINING_MODULES = (
     "accelerate", "datasets", "jinja2", "matplotlib", "pandas", "pyarrow", "python_calamine",
-    "safetensors", "scipy", "shtab", "sklearn", "torch", "tqdm", "transformers", "yaml",
+    "safetensors", "scipy", "sklearn", "torch", "tqdm", "transformers", "yaml",
 )  # fmt: skip
 BROUGHT_BY = {
     **dict.fromkeys(TRAINING_MODULES, "'tunesmith[train]'"),

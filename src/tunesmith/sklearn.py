@@ -22,9 +22,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.data.in_memory import columns_table, text_columns_of
-from tunesmith.data.ready_commands import as_called
-from tunesmith.errors import ConfigError, DataError, did_you_mean, name_the_extra
+from tunesmith.data.in_memory import columns_table, refuse_labels_as_text, text_columns_of
+from tunesmith.errors import ConfigError, did_you_mean, name_the_extra
 from tunesmith.events import Evaluated, Event, Improved, RunEnded, StepDone
 from tunesmith.files import read_json
 from tunesmith.inference.predictor import Predictor
@@ -77,11 +76,6 @@ def finetune_data(
     except ModuleNotFoundError as error:
         name_the_extra(error, "finetune")
         raise
-    except DataError as error:
-        fix = None if error.fix is None else as_called(error.fix, in_memory=rows is not None)
-        if fix == error.fix:
-            raise
-        raise DataError(error.problem, where=error.where, fix=fix) from None
 
 
 def _train(config: RunConfig | None, watch: Watch | None, **given: Any) -> RunResult:
@@ -372,6 +366,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"Found input variables with inconsistent numbers of samples: {[rows, len(column)]}")
         if rows == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
+        refuse_labels_as_text(columns, column)
         table = columns_table({f"text_{k}": v for k, v in enumerate(columns.values(), 1)} | {"label": column})
         names = tuple(f"text_{k}" for k in range(1, len(columns) + 1))
         folder = str(free_folder(Path(self.output_dir))) if self.output_dir else self._temporary_folder()

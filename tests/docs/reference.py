@@ -34,14 +34,28 @@ WHY = {
 
 def config_page() -> str:
     """Every option, from the schema."""
-    from tunesmith.cli.schema import options_as_markdown
-
     return (
         "# Every option\n\n"
-        "Flags of `tunesmith train` (`--name value`), keys of a YAML, JSON or TOML file, and keywords of `tunesmith.finetune`. Command "
-        "line over\nfile over default. Made by `python tests/docs/reference.py` from what `tunesmith schema --markdown` prints.\n\n"
+        "Flags of `tunesmith train` (`--name value`), keys of a YAML file, and keywords of `tunesmith.finetune`. Command "
+        "line over\nfile over default. Made by `python tests/docs/reference.py`.\n\n"
         f"{options_as_markdown()}\n"
     )
+
+
+def options_as_markdown() -> str:
+    """Every option with default and help, one table per section."""
+    from tunesmith.config.schema import dump_value, list_options
+
+    lines: list[str] = []
+    group = None
+    for option in list_options().values():
+        if option.group != group:
+            group = option.group
+            lines += ["", f"## {group}", "", "| option | default | meaning |", "|---|---|---|"]
+        lines.append(
+            f"| `{option.name}` | `{dump_value(option.default)}` | {option.help.replace('|', chr(92) + '|')} |"
+        )
+    return "\n".join(lines).strip()
 
 
 def differing_defaults() -> dict[str, tuple[Any, Any]]:

@@ -130,4 +130,4 @@ def test_an_installation_without_extras_names_the_one_that_trains(wheel: Path, t
     tried = "try:\n from tunesmith import Trainer\nexcept ImportError as error: print(error)"
     named = r"tunesmith\.Trainer: needs (torch|transformers), which is not installed\. Run: pip install 'tunesmith\[train\]'\n"
     assert re.fullmatch(named, run([python, "-c", tried], tmp_path)), "whichever of the two is imported first"
-    assert "to train: pip install 'tunesmith[train]'" in run([python, "-m", "tunesmith", "env"], tmp_path)
+    assert "to train: pip install 'tunesmith[train]'" in run([python, "-m", "tunesmith", "doctor"], tmp_path)

@@ -26,13 +26,12 @@ from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 from tunesmith.runs.writing import write_file
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training import run_writer as keeper_module
-from tunesmith.training.checkpoint import Identity, capture, contiguous, load_weights, require_finite
+from tunesmith.training.checkpoint import Identity, contiguous, load_weights, require_finite
 from tunesmith.training.distributed import RankRoster, make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
 from tunesmith.training.optimizer import make_optimizer
-from tunesmith.training.run_writer import RunKeeper
+from tunesmith.training.run_writer import RunWriter
 from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState
 
@@ -59,8 +58,7 @@ DEFAULTS: dict[str, Any] = {
     "dropout": 0.1,
     "watch_bytes": False,
     "rank_timeout": None,
-    "aside": False,
-    "stays": False,
+    "background": False,
     "ahead": 0,
 }
 
@@ -118,7 +116,7 @@ def run_trial(options: dict[str, Any]) -> None:
                 keeper.close()
 
 
-def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunKeeper, Any]:
+def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunWriter, Any]:
     """Everything a run is made of, from nothing but seeds."""
     runtime = make_runtime(use_cpu=True, precision=options["precision"], timeout_seconds=options["rank_timeout"])
     lists = token_lists(options["rows"])
@@ -163,23 +161,10 @@ def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunKeeper, Any]:
     identity = Identity("run", options["data"], config, {"names": options["labels"]}, options["versions"])
     describe = describe_with(model)
     given = {"keep_checkpoints": options["keep"], "allow_changed": options["allow_changed"]}
-    keeper = RunKeeper(run, state, identity, plan=plan, describe=describe, **given)
-    if options["aside"]:
-        keeper.aside_from = 0  # these checkpoints are far below the size from which on it pays
-    if options["stays"]:
-        let_copies_stay()
+    keeper = RunWriter(run, state, identity, plan=plan, describe=describe, **given)
+    if options["background"]:
+        keeper.background_bytes = 0  # these checkpoints are far below the size from which on it pays
     return keeper, batches
-
-
-def let_copies_stay() -> None:
-    """From now on this process saves as with a GPU that has room: a copy of its own, which may wait for the disk."""
-
-    def copy(state: TrainState, identity: Identity, buffers: Any, *, stays: bool) -> Any:
-        found = capture(state, identity, None if stays else buffers)
-        return found.copied({}) if stays and found is not None else found
-
-    keeper_module.has_device_room = lambda device, size: True
-    keeper_module.capture = copy  # type: ignore[assignment]
 
 
 def write_model(folder: Path) -> None:
@@ -229,7 +214,7 @@ def describe_with(model: Any) -> Any:
     return describe
 
 
-def follow(keeper: RunKeeper, batches: Any, options: dict[str, Any]) -> None:
+def follow(keeper: RunWriter, batches: Any, options: dict[str, Any]) -> None:
     """The loop and what comes after it."""
     validation = TokenRows.from_lists(token_lists(20, seed=9))
 
@@ -307,7 +292,7 @@ class Counter:
         return self.act() if self.count == self.n else None
 
 
-def signal_at(keeper: RunKeeper, batches: Any, point: str, n: str, name: str, times: str = "1") -> Any:
+def signal_at(keeper: RunWriter, batches: Any, point: str, n: str, name: str, times: str = "1") -> Any:
     """Sends this process a signal at the n-th passage of a point of the step."""
 
     def send() -> None:
@@ -317,7 +302,7 @@ def signal_at(keeper: RunKeeper, batches: Any, point: str, n: str, name: str, ti
     return at_point(keeper, batches, point, Counter(int(n), send))
 
 
-def at_point(keeper: RunKeeper, batches: Any, point: str, act: Any) -> Any:
+def at_point(keeper: RunWriter, batches: Any, point: str, act: Any) -> Any:
     """Puts a call at forward, backward, optimizer, evaluate or data."""
     model = keeper.state.model
     if point in ("forward", "evaluate"):
@@ -344,7 +329,7 @@ class Watched:
             yield window
 
 
-def nan_gradient(keeper: RunKeeper, batches: Any, step: str) -> None:
+def nan_gradient(keeper: RunWriter, batches: Any, step: str) -> None:
     """The gradient of one weight is NaN from a step on (the search for the culprit must see it again)."""
     weight = keeper.state.model.bert.encoder.layer[1].output.dense.weight
     weight.register_hook(
@@ -352,14 +337,14 @@ def nan_gradient(keeper: RunKeeper, batches: Any, step: str) -> None:
     )
 
 
-def nan_output(keeper: RunKeeper, batches: Any, step: str) -> None:
+def nan_output(keeper: RunWriter, batches: Any, step: str) -> None:
     """A layer gives Inf from a step on."""
     keeper.state.model.bert.pooler.activation.register_forward_hook(
         lambda m, i, out: out * float("inf") if keeper.state.step + 1 >= int(step) and m.training else out
     )
 
 
-def nan_weight(keeper: RunKeeper, batches: Any, step: str) -> None:
+def nan_weight(keeper: RunWriter, batches: Any, step: str) -> None:
     """A weight becomes Inf by the update of a step (its gradient was finite)."""
 
     def spoil(*_: Any) -> None:
@@ -370,7 +355,7 @@ def nan_weight(keeper: RunKeeper, batches: Any, step: str) -> None:
     keeper.state.optimizer.register_step_post_hook(spoil)
 
 
-def out_of_memory(keeper: RunKeeper, batches: Any, where: str, most_rows: str) -> None:
+def out_of_memory(keeper: RunWriter, batches: Any, where: str, most_rows: str) -> None:
     """Batches of more than so many rows do not fit, in the forward or backward pass of training or in evaluation."""
     seen = {"rows": 0}
 
@@ -387,7 +372,7 @@ def out_of_memory(keeper: RunKeeper, batches: Any, where: str, most_rows: str) -
     keeper.state.model.classifier.register_full_backward_hook(backward)
 
 
-def sleepy_save(keeper: RunKeeper, batches: Any, milliseconds: str) -> None:
+def sleepy_save(keeper: RunWriter, batches: Any, milliseconds: str) -> None:
     """Random sleeps around each barrier, other ones on every rank."""
     import random
 
@@ -403,7 +388,7 @@ def sleepy_save(keeper: RunKeeper, batches: Any, milliseconds: str) -> None:
     type(runtime).barrier = barrier
 
 
-def raise_on_rank(keeper: RunKeeper, batches: Any, rank: str, step: str) -> Any:
+def raise_on_rank(keeper: RunWriter, batches: Any, rank: str, step: str) -> Any:
     """One rank has an error of its own."""
 
     def act() -> None:
@@ -413,7 +398,7 @@ def raise_on_rank(keeper: RunKeeper, batches: Any, rank: str, step: str) -> Any:
     return at_point(keeper, batches, "data", act)
 
 
-def signal_rank(keeper: RunKeeper, batches: Any, rank: str, step: str, name: str) -> Any:
+def signal_rank(keeper: RunWriter, batches: Any, rank: str, step: str, name: str) -> Any:
     """One rank gets a signal before a step."""
 
     def act() -> None:
@@ -423,12 +408,12 @@ def signal_rank(keeper: RunKeeper, batches: Any, rank: str, step: str, name: str
     return at_point(keeper, batches, "data", act)
 
 
-def slow(keeper: RunKeeper, batches: Any, milliseconds: str) -> Any:
+def slow(keeper: RunWriter, batches: Any, milliseconds: str) -> Any:
     """Every step takes this much longer."""
     return at_point(keeper, batches, "data", lambda: time.sleep(int(milliseconds) / 1000))
 
 
-def alarm_in_save(keeper: RunKeeper, batches: Any, n: str, seconds: str) -> None:
+def alarm_in_save(keeper: RunWriter, batches: Any, n: str, seconds: str) -> None:
     """The process ends so many seconds into its n-th save."""
     inner = keeper.save
     start = Counter(int(n), lambda: signal.setitimer(signal.ITIMER_REAL, float(seconds)))
@@ -440,23 +425,7 @@ def alarm_in_save(keeper: RunKeeper, batches: Any, n: str, seconds: str) -> None
     keeper.save = save  # type: ignore[method-assign]
 
 
-def kill_while_one_waits(keeper: RunKeeper, batches: Any, n: str, milliseconds: str) -> Any:
-    """Each write takes this much longer; the process is killed at the n-th step in which a checkpoint waits behind a published
-    one and the steps since."""
-    inner, kill = keeper.describe, Counter(int(n), lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-    def describe(folder: Path) -> None:
-        time.sleep(int(milliseconds) / 1000)
-        inner(folder)
-
-    keeper.describe = describe
-    return at_point(
-        keeper, batches, "data", lambda: kill() if keeper._waiting is not None and keeper.run.checkpoints() else None
-    )
-
-
 FAULTS = {
-    "kill_while_one_waits": kill_while_one_waits,
     "alarm_in_save": alarm_in_save,
     "signal": signal_at,
     "nan_gradient": nan_gradient,

@@ -199,8 +199,8 @@ class Plan:
 def make_plan(room: Room, rng: random.Random) -> Plan:
     """A verb with a command, and what of its input will be hostile."""
     at = room.case
-    verbs = {"doctor": 18, "diagnose": 12, "report": 4, "curves": 3, "compare": 8, "board": 10, "serve": 5, "resume": 4}
-    verbs |= {"predict": 10, "evaluate": 8, "inspect": 10, "init": 6, "train": 6}
+    verbs = {"doctor": 18, "report": 19, "compare": 8, "board": 10, "serve": 5, "resume": 4}
+    verbs |= {"predict": 10, "evaluate": 8, "train": 22}
     verb = rng.choices(list(verbs), list(verbs.values()))[0]
     run = [at / "run" / rng.choice(RUN_FILES) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
     kind = rng.choice(("csv", "tsv", "jsonl", "json", "parquet", "arrow", "csv.gz"))
@@ -214,11 +214,9 @@ def make_plan(room: Room, rng: random.Random) -> Plan:
             rng.random() < 0.4
         )
         return Plan(verb, (name,), targets, words, (name, "tmp") if "--repair" in words else ("tmp",))
-    if verb == "diagnose":
-        return Plan(verb, ("run",), run, [verb, f"{at}/run", *rng.choice(([], ["--json"]))])
-    if verb in ("report", "curves"):
-        out = rng.choice(([], ["-o", f"{at}/out/page.html"]))
-        targets = [*run, *([at / "out" / "page.html"] if out and rng.random() < 0.3 else [])]
+    if verb == "report":
+        out = rng.choice(([], ["--json"], ["-o", f"{at}/out/page.html"]))
+        targets = [*run, *([at / "out" / "page.html"] if "-o" in out and rng.random() < 0.3 else [])]
         return Plan(verb, ("run",), targets, [verb, f"{at}/run", *out], ("run", "out", "tmp"))
     if verb == "compare":
         more = rng.choice(([], ["--json"], ["-o", f"{at}/out/page.html"]))
@@ -239,13 +237,6 @@ def make_plan(room: Room, rng: random.Random) -> Plan:
             words += ["--output", str(out)]
             targets = [*targets, *([out] if rng.random() < 0.1 else [])]
         return Plan(verb, ("run", "data"), targets, words, ("out", "tmp", "home"))
-    if verb == "inspect":
-        words = [verb, "--train_file", str(file), "--model_name_or_path", f"{at}/model", "--cache_dir", f"{at}/cache"]
-        targets = rng.choice(([file], [file], model, cached(room, rng)))
-        return Plan(verb, ("data", "model", "cache"), targets, words, ("cache", "tmp"))
-    if verb == "init":
-        words = [verb, str(file), *rng.choice(([], ["-o", f"{at}/out/run.yaml"]))]
-        return Plan(verb, ("data",), [file], words, ("out", "tmp", "cwd/run.yaml", "home"))
     return plan_training(room, rng, file, model)
 
 
@@ -539,7 +530,7 @@ def warm_up(room: Room) -> None:
     """Learns in a fork which modules each verb imports, and imports them here: a case pays for its work alone."""
     names = room.root / "modules"
     at = room.case
-    words = ["doctor", "diagnose", "report", "curves", "compare", "predict", "evaluate", "inspect", "init"]
+    words = ["doctor", "report", "compare", "predict", "evaluate"]
     room.fresh(("run", "other", "data", "model", "cache"))
 
     def learn() -> int:
@@ -551,9 +542,7 @@ def warm_up(room: Room) -> None:
                 "predict": ["--input", f"{at}/data/train.csv", "--output", f"{at}/out/x.csv"],
             }
             more |= {"evaluate": ["--test_file", f"{at}/data/train.parquet"]}
-            more |= {"inspect": ["--model_name_or_path", f"{at}/model"]}
-            first = {"inspect": ["--train_file", f"{at}/data/train.csv"], "init": [f"{at}/data/train.csv"]}
-            assert main([verb, *first.get(verb, [f"{at}/run"]), *more.get(verb, [])]) == 0, verb
+            assert main([verb, f"{at}/run", *more.get(verb, [])]) == 0, verb
         assert asyncio.run(watch_board(at, random.Random(0))) == 0
         assert main(room.train_words("new")) == 0
         names.write_text("\n".join(m for m in sys.modules if not m.startswith(("__", "evil"))))
@@ -569,7 +558,6 @@ def warm_up(room: Room) -> None:
     with contextlib.redirect_stdout(io.StringIO()):  # fonts and templates are read once, here
         for more in (
             ["report", f"{at}/run"],
-            ["curves", f"{at}/run"],
             ["compare", f"{at}/run", f"{at}/other", "-o", f"{at}/out/x"],
         ):
             assert main(more) == 0

@@ -21,7 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "token budget": {"token_budget": 60},
     "two ranks": {"ranks": 2},
     "batches made ahead by a thread": {"ahead": 2},
-    "checkpoints written by a thread": {"aside": True},
+    "checkpoints written by a thread": {"background": True},
 }
 
 

@@ -17,7 +17,7 @@ LAYERS = [
     {"pipeline", "trainer", "inference"},
     {"integrations", "tuning"},
     {"cli"},
-    {"notebook"},
+    {"sklearn"},
 ]
 """Bottom first. Packages of one layer may import each other."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

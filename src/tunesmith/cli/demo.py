@@ -40,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
     print(f"\nrun folder: {result.run.path}   (open report.html in a browser)\ntry next:")
     print(f'  tunesmith predict {folder} --text "The shop opens at nine." "At nine the shop opens its doors."')
     print(f"  tunesmith predict {folder} --input {test} --output labelled.csv")
-    print(f"  tunesmith inspect {folder}/run.yaml")
     print(f"  tunesmith report {folder}")
     print("  tunesmith train --train_file your.csv")
     return 0

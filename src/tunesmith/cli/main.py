@@ -15,7 +15,6 @@ from tunesmith import __version__
 from tunesmith.cli.standard_streams import LostOutput, drop, prepare_streams
 from tunesmith.errors import (
     ConfigError,
-    DataError,
     ResourceError,
     StoppedBySignal,
     TunesmithError,
@@ -25,35 +24,28 @@ from tunesmith.errors import (
 
 VERBS: dict[str, dict[str, str]] = {
     "Train": {
-        "train": "fine-tune a model on labelled text",
-        "plan": "measure what a run will need: time, memory, disk",
-        "search": "look for better values of options, by trials",
-        "demo": "train the embedded model on the embedded sample data",
-        "resume": "continue a run that was stopped",
-        "evaluate": "score a trained model on labelled rows",
-        "predict": "label new rows with a trained model",
-        "export": "write the model as ONNX, measured against the original",
+        "train": "fine-tune a model on labeled text; continue a run that was stopped",
+        "plan": "estimate time, memory and disk of a run",
+        "search": "search for better option values",
+        "demo": "train the bundled model on the bundled sample data",
+        "resume": "alias of train: `tunesmith resume RUN` continues a run",
     },
-    "Look": {
-        "audit": "look for repeats, leaks and wrong labels in data files",
-        "inspect": "show what the model sees: tokens, lengths, padding",
-        "curves": "draw the learning curves of a run",
-        "diagnose": "say what the learning curves mean and what to do next",
-        "report": "write one HTML page about a run",
-        "compare": "compare two runs, with the uncertainty of the difference",
+    "Analyze": {
+        "audit": "find duplicates, leaks and label errors in data files",
+        "report": "write the report page and curves of a run, print the diagnosis",
+        "compare": "compare runs, with the uncertainty of the difference",
         "board": "watch runs in the browser",
-        "serve": "answer requests with a trained model",
-        "push": "upload the model of a run to the Hub",
+        "doctor": "check a run folder, or show versions and devices",
     },
-    "Set up": {
-        "init": "write a commented config for a data file",
-        "doctor": "check a run folder",
-        "env": "show versions, devices and caches",
-        "schema": "print the JSON schema of the config",
-        "completion": "print a completion script for bash, zsh or fish",
+    "Use the model": {
+        "predict": "label new rows with a trained model",
+        "evaluate": "score a trained model on labeled rows",
+        "export": "convert the model to ONNX",
+        "serve": "serve a trained model over HTTP",
+        "push": "upload a trained model to the Hugging Face Hub",
     },
 }
-"""Title -> verb -> one line. A verb lives in `tunesmith/cli/<verb>.py`; one that is not in this build is not listed."""
+"""Title -> verb -> help. A verb is in `tunesmith/cli/<verb>.py`."""
 
 LEAVES_FILES = ("train", "resume", "demo")
 """Verbs whose work is done without a word on stdout."""
@@ -99,10 +91,6 @@ def main(argv: Sequence[str]) -> int:
 
             traceback.print_exc()
         code, text = explain(error, debug=debug)
-        if isinstance(error, DataError):
-            from tunesmith.data.ready_commands import as_typed
-
-            text = as_typed(text, words)
         try:
             print(f"tunesmith: {text}", file=sys.stderr, flush=True)
         except OSError:  # stderr may be a file on the disk that is full: the exit code must still say why
@@ -177,7 +165,7 @@ def overview() -> str:
         "",
         "First steps:",
         "  tunesmith train --train_file pairs.csv",
-        "  tunesmith init pairs.csv && tunesmith train run.yaml",
+        "  tunesmith demo",
         "",
         "`tunesmith <command> --help` lists its options; --version, --debug (tracebacks) work everywhere.",
         "Exit codes: 0 done, 2 usage or config, 3 data, 4 environment, 5 run damaged or changed,",

@@ -1,29 +1,79 @@
-"""`tunesmith report RUN`: one HTML page about a run, readable without server or network."""
+"""Write the report page and the learning curves of a run, and print the diagnosis."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunesmith.cli.parser import add_flag
+from tunesmith.runs.folder import RunDir, open_run
+
+if TYPE_CHECKING:
+    from tunesmith.findings import Finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    add_flag(parser, "run RUN", "run folder")
-    add_flag(parser, "-o --output FILE", "where to write (default: report.html in the run folder)")
+    """Add the flags of this command."""
+    add_flag(parser, "run RUN", "Run folder.")
+    add_flag(parser, "-o --output FILE", "File to write the page to. Default: report.html in the run folder.")
+    add_flag(parser, "--json", "Print the diagnosis as JSON and write no files.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the page and prints its path; gives the exit code."""
+    """Write report.html, curves.png and curves.svg; print the diagnosis and the path of the page."""
     from tunesmith.report.build import build_report
+    from tunesmith.report.plots import curve_pictures, write_curves
     from tunesmith.report.render import write_report
-    from tunesmith.runs.folder import open_run
     from tunesmith.runs.writing import make_folder, require_plain
 
     folder = open_run(args.run)
-    path = Path(args.output) if args.output else folder.report_file
-    require_plain(path)
-    make_folder(path.parent)
-    print(write_report(build_report(folder), path))
+    page = Path(args.output) if args.output else folder.report_file
+    if not args.json:
+        for file in (page, folder.curves_png, folder.curves_svg):
+            require_plain(file)
+        make_folder(page.parent)
+    report = build_report(folder)
+    if args.json:
+        findings = [finding.to_json() for finding in report.findings]
+        print(json.dumps({"run": str(folder.path), "findings": findings}, allow_nan=False))
+        return 0
+    write_curves(curve_pictures(report.curves), png=folder.curves_png, svg=folder.curves_svg)
+    write_report(report, page)
+    print("\n".join(diagnosis_lines(report.findings)))
+    if (command := next_command(folder, report.findings[0])) is not None:
+        print(f"Next: {command}")
+    print(f"Report: {page}")
     return 0
+
+
+def diagnosis_lines(findings: list[Finding]) -> list[str]:
+    """Return the findings as text: the verdict with its evidence and advice first."""
+    lines = []
+    for number, finding in enumerate(findings):
+        title = finding.code.replace("_", " ")
+        sure = "" if finding.confidence is None else f" (confidence {finding.confidence:.0%})"
+        lines.append(f"{'Also' if number else 'Diagnosis'}: {title}{finding.doubt or sure}")
+        lines.append(f"  {finding.evidence}")
+        lines += [f"  -> {action}" for action in finding.advice]
+    likely = findings[0].numbers.get("likelihoods", {})
+    if len(likely) > 1:
+        shown = [f"{code.replace('_', ' ')} {share:.0%}" for code, share in likely.items()]
+        lines.append(f"Likely causes: {', '.join(shown)}")
+    return lines
+
+
+def next_command(folder: RunDir, finding: Finding) -> str | None:
+    """Return the first advice as a command, or None if it is not one."""
+    from tunesmith.diagnosis.advice import advised_options
+
+    first = finding.advice[0].split(": ")[0] if finding.advice else ""
+    if first.startswith("tunesmith ") and "FILE" not in first:
+        return f"{first} {shlex.quote(str(folder.path))}" if first == "tunesmith resume" else first
+    options = advised_options(finding.advice[0]) if finding.advice else {}
+    if not options or not folder.config_file.is_file():
+        return None
+    flags = [word for name, value in options.items() for word in (f"--{name}", value or "")]
+    return shlex.join(["tunesmith", "train", str(folder.config_file), "--output_dir", f"{folder.path}-next", *flags])

@@ -116,7 +116,7 @@ def _train_repeats(config: RunConfig) -> int:
 
 def _train_best(config: RunConfig) -> int:
     """Trains many runs within a time budget for one model; prints the runs, then the results of the model."""
-    from tunesmith.tuning.best_model import run_best
+    from tunesmith.tuning.best import run_best
 
     if read_launch().world > 1:
         raise ConfigError("--recipe best trains one run after the other, on one rank", fix="Leave the launcher out.")
@@ -171,4 +171,4 @@ def print_next(result: RunResult) -> None:
     print(f"\nrun folder: {result.run.path}   (report.html, curves.png, README.md, model/)\nnext:")
     print(f"  tunesmith predict {folder} --input new.csv --output labelled.csv")
     print(f"  tunesmith evaluate {folder} --test_file labelled.csv")
-    print(f"  tunesmith curves {folder}")
+    print(f"  tunesmith report {folder}")

@@ -54,7 +54,7 @@ def read_entries(path: str | Path) -> FileEntries:
     path = Path(path)
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        fix = f"Data goes in with --train_file {path}, or `tunesmith init {path}` writes a config for it"
+        fix = f"Data goes in with --train_file {path}"
         raise ConfigError("is not a config file (.yaml, .json, .toml)", where=str(path), fix=fix)
     return reader(_read_text(path), str(path))
 

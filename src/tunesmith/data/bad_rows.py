@@ -20,11 +20,12 @@ from tunesmith.data.label_values import (
     style_of_numbers,
     survey_labels,
 )
-from tunesmith.data.ready_commands import train_with
 from tunesmith.data.source import BAD_COLUMN, Source
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
 
+TEXT_PLACEHOLDERS = frozenset(["n/a", "nan", "#n/a", "null", "(null)", "<na>"])
+"""Texts that programs write for a missing value. They are text, as people also write them, but are reported."""
 MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil"])
 """Words that spreadsheets write for a missing value."""
 
@@ -61,8 +62,8 @@ def sort_out(
     sources: Mapping[str, Source],
     columns: Columns,
     notes: list[str],
-    *,
     label_names: Sequence[str] | None,
+    *,
     allow_empty_text: bool,
     skip: bool,
 ) -> tuple[dict[str, Source], list[BadRow]]:
@@ -74,6 +75,15 @@ def sort_out(
         if split.startswith("test") and _is_unlabelled(source, columns.label, named):
             source = source.with_rows(source.dataset.remove_columns([columns.label]))
         found = _text_reasons(source, columns.text, allow_empty_text=allow_empty_text)
+        placeholders = _placeholders(source, columns.text) if not allow_empty_text else {}
+        if placeholders and not skip:
+            words = sorted({reason.word or "" for reasons in placeholders.values() for reason in reasons})
+            notes.append(
+                f"Warning: {len(placeholders):,} {split} texts are only {' or '.join(map(repr, words))} (first: "
+                f"{source.where(min(placeholders))}). They are used as text; --skip_bad_rows skips them."
+            )
+        elif skip:
+            found |= {row: [*found.get(row, []), *reasons] for row, reasons in placeholders.items()}
         if columns.label is not None and has_label(source, columns.label):
             _add_label_reasons(found, source, columns.label, columns.task, named)
         kept[split] = source
@@ -132,6 +142,20 @@ def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool
     return found
 
 
+def _placeholders(source: Source, text: Sequence[str]) -> Reasons:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found: Reasons = {}
+    words = pa.array(sorted(TEXT_PLACEHOLDERS))
+    for start, table in source.scan(list(text)):
+        for name in text:
+            cells = pc.utf8_lower(pc.utf8_trim_whitespace(table.column(name).combine_chunks())).cast(pa.string())
+            for word in pc.unique(cells.filter(pc.is_in(cells, value_set=words))).to_pylist():
+                _mark(found, start, pc.equal(cells, word), Reason(name, f"the text is {word!r}", word))
+    return found
+
+
 def _add_label_reasons(found: Reasons, source: Source, label: str, task: Task, label_names: Sequence[str]) -> None:
     import pyarrow.compute as pc
 
@@ -176,10 +200,9 @@ def _refuse(source: Source, found: Reasons) -> None:
     if len(found) > SHOWN:
         lines.append(f"  and {len(found) - SHOWN:,} more")
     what = "\n".join([f"{len(found):,} of {source.dataset.num_rows:,} {source.name} rows cannot be used:", *lines])
-    skip = train_with(source.origin, "--skip_bad_rows")
-    fix = f"Correct them, or leave them out (they are written to bad_rows.jsonl of the run): {skip}"
+    fix = "Correct them, or set --skip_bad_rows to skip them (bad_rows.jsonl in the run folder lists them)."
     if words:
-        fix += f". If {' and '.join(map(repr, words))} is a class of its own, list all classes in --label_names"
+        fix += f" If {' and '.join(map(repr, words))} is a class, list all classes in --label_names."
     raise DataError(what, where=source.origin, fix=f"\n{fix}")
 
 

@@ -14,20 +14,22 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from tunesmith.data.label_values import (
+    CURRENCY,
     DOUBTFUL_SEPARATORS,
     Survey,
     alike,
     class_names,
     find_separator,
     has_other_numbers,
+    has_single_labels,
+    holds_places,
     is_list_type,
     looks_like_thousands,
     number_style,
     survey_labels,
 )
-from tunesmith.data.ready_commands import train_with, train_with_header
 from tunesmith.data.source import Source
-from tunesmith.errors import ConfigError, DataError, did_you_mean
+from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
 from tunesmith.labels import UNLABELLED, Task
 
 PAIRS = (
@@ -253,9 +255,8 @@ class ColumnChooser:
         joined = [",".join(hot)] if len(hot) >= 3 else []
         every = [*joined, *useful, *(n for n in switches if not joined or n not in hot)]
         if every and set(every) <= set(answers):
-            flag = f"--label_column_name {shlex.quote(every[0])}"
-            fix = f"If they are what is to be learnt: {train_with(self.source.origin, flag)}"
-            raise DataError(f"no label, only answers of a model: {', '.join(every)}", where=self.source.origin, fix=fix)
+            fix = f"Set --label_column_name {shlex.quote(every[0])} to learn them."
+            raise DataError(f"no label, only predictions: {', '.join(every)}", where=self.source.origin, fix=fix)
         if len(every) == 1:
             why = "the only one of numbers" if left[every[0]].kind == "number" else "the only one whose values repeat"
             return [every[0]], f"Label: column {every[0]!r}, {why}."
@@ -265,10 +266,6 @@ class ColumnChooser:
         return [*weak, *joined, *sorted(rest, key=lambda n: (not _like_a_label(n), left[n].different))], ""
 
     def _last_resort(self, text: tuple[str, ...]) -> tuple[list[str], str]:
-        from tunesmith.data.json_files import refuse_records
-
-        others = [p for p in self.profiles.values() if p.kind == "other" and p.examples]
-        refuse_records(self.source.origin, {p.name: p.examples[0] for p in others})
         ruled_out = ("id", "empty", "date", "other")
         rest = [p for n, p in self.profiles.items() if n not in text and p.kind not in ruled_out]
         if len(rest) == 1 and rest[0].different <= max(2, rest[0].values // 2):
@@ -286,8 +283,7 @@ class ColumnChooser:
             shown = "; ".join(known.get(n, f"{n!r} (several labels a row)") for n in labels)
             asked.append(f"which column is the label? Candidates: {shown}")
         flags = f"--text_column_names {shlex.quote(','.join(texts[0]))} --label_column_name {shlex.quote(labels[0])}"
-        fix = f"Answer for example with: {train_with(self.source.origin, flags)}"
-        return DataError("; ".join(asked), where=self.source.origin, fix=fix)
+        return DataError("; ".join(asked), where=self.source.origin, fix=f"Set for example {flags}.")
 
 
 def is_sure_label(name: str) -> bool:
@@ -388,13 +384,16 @@ def infer_columns(
     if glue is not None and not glue_labels and do_regression is None:
         task, why_task = Task.REGRESSION, f"Task: regression, as in GLUE {glue}."
     else:
-        task, why_task = _choose_task(train, label, do_regression, label_separator, merge=merge_label_variants)
+        task, why_task = _choose_task(sources, label, do_regression, label_separator, merge=merge_label_variants)
     listed = listed_names(label_names)
     if listed is not None and task in (Task.BINARY, Task.MULTICLASS):
         task = Task.BINARY if len(listed) == 2 else Task.MULTICLASS
         why_task = f"Task: {task.value}, because {len(listed)} label{'s' * (len(listed) != 1)} are listed."
     notes = dict.fromkeys(source.note for source in sources.values() if source.note is not None)
-    return Columns(text, label, task, (*notes, why_text, why_label, why_task), glue_labels)
+    used = {*text, label, *label_parts(train, label)}
+    unused = [name for name in train.column_names if name not in used]
+    why_unused = (f"Not used: {first_few(list(map(repr, unused)), 8)}.",) if unused else ()
+    return Columns(text, label, task, (*notes, why_text, why_label, why_task, *why_unused), glue_labels)
 
 
 def label_parts(source: Source, label: str) -> tuple[str, ...]:
@@ -434,17 +433,21 @@ def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _choose_task(
-    source: Source, label: str, do_regression: bool | None, separator: str | None, *, merge: bool
+    sources: Mapping[str, Source], label: str, do_regression: bool | None, separator: str | None, *, merge: bool
 ) -> tuple[Task, str]:
+    source = sources.get("train") or next(iter(sources.values()))
     if do_regression:
-        return Task.REGRESSION, "Task: regression, as asked."
+        return Task.REGRESSION, "Task: regression, as requested."
     if label_parts(source, label):
-        return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label of its own."
+        return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label."
+    single = False
     if is_list_type(source.type_of(label)):
-        from tunesmith.data.label_values import holds_places
-
-        places = ", a 0 or 1 for each label (--label_names names them)" if holds_places(source, label) else ""
-        return Task.MULTILABEL, f"Task: multilabel, because {label!r} holds lists{places}."
+        if holds_places(source, label):
+            places = ", a 0 or 1 for each label (--label_names names them)"
+            return Task.MULTILABEL, f"Task: multilabel, because {label!r} contains lists{places}."
+        single = all(has_single_labels(s, label) for s in sources.values() if label in s.column_names)
+        if not single:
+            return Task.MULTILABEL, f"Task: multilabel, because {label!r} contains lists."
     survey = survey_labels(source, label)
     if separator is not None and separator != "none":
         return Task.MULTILABEL, f"Task: multilabel, labels of a cell set apart by {separator!r}, as asked."
@@ -455,14 +458,19 @@ def _choose_task(
     if found is not None:
         what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
         return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} hold {what}."
+    amount = next((value for value in survey.counts if re.search(r"\d", value) and re.search(CURRENCY, value)), None)
+    if do_regression is None and amount is not None and survey.numbers == 0:
+        fix = "Write plain numbers without the currency, such as 1234.50."
+        raise DataError(f"column {label!r} contains amounts such as {amount!r}", where=source.origin, fix=fix)
     if do_regression is None:
         numbers = _kind_of_numbers(source, label, survey)
         if numbers is not None:
             return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers {numbers}."
     if survey.too_many:
-        fix = "Give another --label_column_name, or --do_regression for scores."
+        fix = "Set a different --label_column_name, or --do_regression true for scores."
         raise DataError(f"column {label!r} has over 10,000 different values", where=source.origin, fix=fix)
-    return _class_task(source, label, survey, do_regression, merge=merge)
+    task, why = _class_task(source, label, survey, do_regression, merge=merge)
+    return task, f"{why} Each list has one label." if single else why
 
 
 def _kind_of_numbers(source: Source, label: str, survey: Survey) -> str | None:
@@ -495,9 +503,8 @@ def _class_task(
 
 
 def _ask(source: Source, question: str, flag: str) -> NoReturn:
-    command = train_with(source.origin, flag)
     other = "--label_separator none" if "separator" in flag else "--do_regression false"
-    raise DataError(question, where=source.origin, fix=f"If yes: {command}   (if not: {other})")
+    raise DataError(question, where=source.origin, fix=f"If yes, set {flag}; if not, {other}.")
 
 
 def require_text(source: Source, name: str) -> None:
@@ -508,22 +515,15 @@ def require_text(source: Source, name: str) -> None:
         raise DataError(f"column {name!r} holds {source.type_of(name)}, expected text", where=source.origin)
 
 
-_HEADERS = {"text": "text", "id": "id", "date": "date", "empty": "empty", "list": "list", "other": "other"}
-"""The name given to a column without one, by its kind; all other kinds may be labels."""
-
-
 def _refuse_absent_header(chooser: ColumnChooser) -> None:
-    """Refuses a file whose first line is a value of its own column, or reads like a row: a long text as a column name."""
+    """Refuse a file whose first line is a row: a name that is a value of its own column, or a number in a column of numbers."""
     source = chooser.source
-    sample = first_rows(source) if source.lines else {}
-    kinds = {name: profile.kind for name, profile in chooser.profiles.items()}
-    for name, cells in sample.items():
-        if name in cells or (kinds[name] == "text" and len(name.split()) > 4):
-            names = [_HEADERS.get(kind, "label") for kind in kinds.values()]
-            names = [n if names.count(n) == 1 else f"{n}_{k}" for k, n in enumerate(names, start=1)]
-            why = "is a value of its own column" if name in cells else "reads like a text"
-            line = ", ".join(sample)[:80]
-            problem = f"there seems to be no header: {name[:40]!r} {why}; the first line is {line!r}"
-            named = train_with_header(names, source.delimiter, source.origin, replace=False)
-            fix = f"Add a first line with names, such as text,label: {named}"
+    for name, cells in (first_rows(source) if source.lines else {}).items():
+        numbers = chooser.profiles[name].kind in ("number", "label", "switch", "id") and _ANY_NUMBER.match(name)
+        if name in cells or numbers:
+            why = "is a value of its own column" if name in cells else "is a number"
+            problem = f"the file seems to have no header: {name[:40]!r} in the first line {why}"
+            fix = (
+                "Add a first line with column names, such as text,label. If it is the header, set --label_column_name."
+            )
             raise DataError(problem, where=f"{source.origin}:1", fix=fix)

@@ -14,7 +14,6 @@ from typing import Any
 
 from tunesmith.config.schema import DELIMITER_WORDS
 from tunesmith.data.files import UnreadableText, describe_nul
-from tunesmith.data.ready_commands import rewrite_csv, train_after, train_with, train_with_header
 from tunesmith.data.source import BAD_COLUMN, LINE_COLUMN
 from tunesmith.errors import ConfigError, DataError
 
@@ -23,8 +22,6 @@ _RARE_DELIMITERS = ("^", "~", "#", "¦", "§", "\x01", "\x1f")
 _SNIFFED_LINES = 20
 SHOWN = 10
 """How many bad rows are shown; all are counted."""
-_QUOTED = ("rfc4180", "minimal", "csv", "on", "true")
-_UNQUOTED = ("none", "off", "false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +33,11 @@ class Dialect:
     sure: bool
 
 
-def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | bool | None) -> Dialect:
+def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | None) -> Dialect:
     """CSV: comma and RFC 4180 quotes. TSV: tab and no quoting, as GLUE files are. What the user names goes first."""
-    word = str(quoting).lower()
-    if quoting is not None and word not in (*_QUOTED, *_UNQUOTED):
-        raise ConfigError(f"--quoting {quoting!r} is not known", fix="Use 'none' or 'rfc4180'.")
-    quoted = kind == "csv" if quoting is None else word in _QUOTED
+    if quoting not in (None, "minimal", "none"):
+        raise ConfigError(f"--quoting {quoting!r} is not known", fix="Use minimal or none.")
+    quoted = kind == "csv" if quoting is None else quoting == "minimal"
     if delimiter is None:
         return Dialect("\t" if kind == "tsv" else ",", quoted, sure=False)
     character = DELIMITER_WORDS.get(delimiter.lower(), delimiter)
@@ -64,54 +60,28 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
             raise DataError(f"the column name {name!r} is taken", where=f"{origin}:1:{k + 1}", fix=fix)
         if name in names[:k]:
             problem = f"column {name!r} appears twice in the header (fields {names.index(name) + 1} and {k + 1})"
-            if name.replace(".", "", 1).isdigit() or any(len(n.split()) > 4 for n in names):  # a row, not a header
-                free = [f"column_{n}" for n in range(1, len(names) + 1)]
-                named = train_with_header(free, dialect.delimiter, origin, replace=False)
-                problem, fix = f"there seems to be no header: {problem}", f"Add a first line with names: {named}"
-            else:
-                fix = _rename(names, origin, dialect)
+            fix = "Rename one of them."
+            if name.replace(".", "", 1).isdigit():  # a row, not a header
+                problem, fix = f"the file seems to have no header: {problem}", "Add a first line with column names."
             raise DataError(problem, where=f"{origin}:1:{k + 1}", fix=fix)
     return names
 
 
-def _rename(names: list[str], origin: str, dialect: Dialect) -> str:
-    """How to make the column names unique: a command, if the header needs no quotes."""
-    seen: Counter[str] = Counter()
-    free = []
-    for name in names:
-        seen[name] += 1
-        free.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    plain = all(re.fullmatch(r"[\w .()-]+", name) for name in free) and len(set(free)) == len(free)
-    if not plain or not re.search(r"\.(csv|tsv|tab|txt)(\.gz)?$", origin):
-        return "Rename one of them."
-    return f"Rename one of them, for example: {train_with_header(free, dialect.delimiter, origin, replace=True)}"
-
-
 def refuse_rows(bad: list[tuple[DataError, str]], rows: int, origin: str, delimiter: str) -> DataError:
-    """One error for all rows that are not like the header."""
+    """Return one error for all rows that do not have the fields of the header."""
     first = bad[0][0]
     if len(bad) == 1:
-        return first
+        return DataError(first.problem, where=first.where, fix=f"{first.fix} Or set --skip_bad_rows to skip such rows.")
     shown = [f"  {error.where}: {error.problem}" for error, _ in bad[:SHOWN]]
     more = [f"  and {len(bad) - SHOWN:,} more"] if len(bad) > SHOWN else []
-    what = f"{len(bad):,} of {rows:,} rows are not like the header:\n" + "\n".join([*shown, *more])
-    fix = _mend_all([text for _, text in bad[:1000]], delimiter, origin)
-    if fix is None:
-        skip = train_with(origin, "--skip_bad_rows")
-        fix = f"{first.fix}\nOr leave them out (they are written to bad_rows.jsonl of the run): {skip}"
+    what = "\n".join([f"{len(bad):,} of {rows:,} rows do not match the header:", *shown, *more])
+    texts = [text for _, text in bad[:1000]]
+    fix = f"{first.fix} Or set --skip_bad_rows to skip such rows (bad_rows.jsonl in the run folder lists them)."
+    if all(text.endswith(delimiter) for text in texts):
+        fix = f"Rows end with {delimiter!r}, and the header does not: remove it, or add a column name."
+    elif sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts):
+        fix = "Fields are enclosed in '. Enclose them in \" instead."
     return DataError(what, where=origin, fix=f"\n{fix}")
-
-
-def _mend_all(texts: list[str], mark: str, origin: str) -> str | None:
-    """The command that repairs all of these lines, if they share a known fault."""
-    if mark in DELIMITER_NAMES and all(text.endswith(mark) for text in texts):
-        written = "\\t" if mark == "\t" else mark
-        cut = train_after(f"sed 's/{written}\\r\\?$//'", origin)
-        return f"Lines end with {mark!r}, and the header does not. Cut it off: {cut}"
-    if sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts):
-        again = train_after(rewrite_csv(f"delimiter=chr({ord(mark)}), quotechar=chr(39)"), origin)
-        return f"Fields are enclosed in ' and not in \". Write them again: {again}"
-    return None
 
 
 def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
@@ -134,8 +104,7 @@ def refuse_title(head: str, dialect: Dialect, origin: str) -> None:
         title = lines[0] and lines[start] and not any(dialect.delimiter in line for line in lines[:start])
         if title and _width("\n".join(lines[start:]), dialect.delimiter, quoting=dialect.quoting) > 1:
             problem = f"the first line is {lines[0][:60]!r}, and the column names seem to be in line {start + 1}"
-            cut = train_after(f"tail -n +{start + 1}", origin)
-            raise DataError(problem, where=f"{origin}:1", fix=f"Remove what is above them: {cut}")
+            raise DataError(problem, where=f"{origin}:1", fix=f"Delete the lines above line {start + 1}.")
 
 
 def has_quoted_cells(head: str, dialect: Dialect) -> bool:
@@ -163,7 +132,7 @@ def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
         likely = DELIMITER_NAMES[max(found, key=only.count)]
         own = DELIMITER_NAMES.get(dialect.delimiter, repr(dialect.delimiter))
         problem = f"the header is one field, {only[:60]!r}: fields look set apart by {likely}, not by {own}"
-        raise DataError(problem, where=f"{origin}:1", fix=f"Give --delimiter {likely}.")
+        raise DataError(problem, where=f"{origin}:1", fix=f"Set --delimiter {likely}.")
 
 
 FASTTEXT_MARK = "__label__"
@@ -172,7 +141,7 @@ FASTTEXT_MARK = "__label__"
 def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
     """("fasttext" | "jsonl" | "csv" | "tsv", how its cells are set apart) of a file that begins with this text."""
     if "\0" in head:
-        raise describe_nul(head, origin).at(f"{origin}:1")
+        raise describe_nul(head).at(f"{origin}:1")
     lines = [line for line in head.splitlines()[:200] if line.strip()]
     if sum(line.startswith(FASTTEXT_MARK) for line in lines) * 2 > len(lines):
         return "fasttext", None
@@ -186,12 +155,14 @@ def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
 
 def _no_columns(lines: list[str], origin: str) -> DataError:
     firsts = Counter(line.split(maxsplit=1)[0] for line in lines)
-    problem = f"no columns seen: no {', '.join(DELIMITER_NAMES.values())} cuts all of the first lines alike"
-    if len(lines) >= 10 and len(firsts) <= len(lines) / 4 and len(firsts) > 1:
+    problem = f"no columns found: no {', '.join(DELIMITER_NAMES.values())} separates all of the first lines alike"
+    if len(lines) >= 10 and 1 < len(firsts) <= len(lines) / 4:
         shown = ", ".join(word for word, _ in firsts.most_common(3))
-        cut = train_after(r"sed -e 's/[[:space:]]\+/\t/' -e '1i label\ttext'", origin, suffix=".tsv")
-        return DataError(problem, where=origin, fix=f"If the first word of a line is its label ({shown}): {cut}")
-    fix = "Give --delimiter, or a file with a text and a label in each line, such as .csv, .tsv or .jsonl."
+        fix = (
+            f"If the first word of a line is its label ({shown}), write a tab after it and a first line label<tab>text."
+        )
+        return DataError(problem, where=origin, fix=fix)
+    fix = "Set --delimiter, or use a file with a text and a label in each line, such as .csv, .tsv or .jsonl."
     return DataError(problem, where=origin, fix=fix)
 
 
@@ -200,7 +171,7 @@ MAX_RECORD_CHARS = 16 << 20
 
 _QUOTED_FIELD = re.compile(r'"[^"]*+(?:""[^"]*+)*+"')
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_QUOTE_FIX = "Double a quote that is part of the text and enclose the field in quotes, or give --quoting none."
+_QUOTE_FIX = "Double a quote that is part of the text and enclose the field in quotes, or set --quoting none."
 
 
 @dataclass(slots=True)
@@ -375,9 +346,9 @@ class _Parser:
             if len(fields) > self.width and self.quoting:
                 fix = f"Enclose a field that contains {self.delimiter!r} in quotes."
             elif not self.quoting and text.count('"') % 2:
-                fix = "Give --quoting rfc4180 if quotes enclose cells of several lines."
+                fix = "Set --quoting minimal if quotes enclose cells of several lines."
             else:
-                fix = "Correct the line, or give the right --delimiter."
+                fix = "Correct the line, or set --delimiter."
             self._add_bad(f"{count}, expected {self.width}", fix, line, text)
             return
         for column, cell in zip(self.found.columns, fields, strict=True):
@@ -421,8 +392,7 @@ class _Parser:
         if text[at] != '"':
             fix = _QUOTE_FIX
             if re.match(' +"', text[at : at + 20]):
-                reader = f"delimiter=chr({ord(self.delimiter)}), skipinitialspace=True"
-                fix = f"Quotes stand behind a space. Write the fields without it: {self._rewrite(reader)}"
+                fix = "There is a space before the quote. Remove the spaces after delimiters."
             raise DataError("a quote inside a field that does not start with one", where=where, fix=fix)
         closed = _QUOTED_FIELD.match(text, at)
         if closed is None:
@@ -433,12 +403,8 @@ class _Parser:
         there = "" if line == opening else f" on line {line}"
         after = text[closed.end() : closed.end() + 20].splitlines()[0]
         problem = f"the quoted field opened here is closed{there} and then continues with {after!r}"
-        again = self._rewrite("escapechar=chr(92), doublequote=False")
-        escaped = f'Quotes inside are written \\" and not "". Write them again: {again}'
+        escaped = 'Quotes inside a field are written as \\". Write them as "" instead.'
         raise DataError(problem, where=where, fix=escaped if closed.group().endswith('\\"') else _QUOTE_FIX)
-
-    def _rewrite(self, reader: str) -> str:
-        return train_after(rewrite_csv(reader), self.origin)
 
     def _too_long(self) -> DataError:
         limit = f"{MAX_RECORD_CHARS >> 20} million characters"

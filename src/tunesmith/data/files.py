@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tunesmith.data.ready_commands import train_with
 from tunesmith.errors import ConfigError, DataError, ResourceError
 
 CHUNK_BYTES = 1 << 20
@@ -190,12 +189,12 @@ def text_blocks(stream: CountedBytes, *, encoding: str | None, on_progress: OnPr
         except UnicodeDecodeError as error:
             start = offset + len(chunk) - len(error.object) + error.start
             text = error.object[: error.start].decode(codec, "replace")
-            fault = _describe(error, start, codec, stream.origin)
+            fault = _describe(error, start, codec)
         text = held + text
         held = ""
         nul = text.find("\0")
         if nul >= 0:
-            text, fault = text[:nul], describe_nul(text, stream.origin)
+            text, fault = text[:nul], describe_nul(text)
         if text.endswith("\r") and not final and fault is None:
             text, held = text[:-1], "\r"
         if text:
@@ -235,7 +234,7 @@ def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, i
     return _WITHOUT_MARK.get(asked, asked), 0
 
 
-def _describe(error: UnicodeDecodeError, start: int, codec: str, origin: str) -> UnreadableText:
+def _describe(error: UnicodeDecodeError, start: int, codec: str) -> UnreadableText:
     bad = error.object[error.start : error.start + 1]
     if error.start + 4 > len(error.object) and error.reason in ("unexpected end of data", "truncated data"):
         problem = f"the file ends inside a character (byte offset {start}, 0x{bad.hex()}): it is cut short"
@@ -244,16 +243,16 @@ def _describe(error: UnicodeDecodeError, start: int, codec: str, origin: str) ->
     if codec != "utf-8":
         return UnreadableText(problem, "Give the right --encoding.")
     guess, text = guess_encoding(bytes(error.object))
-    command = train_with(origin, f"--encoding {guess}")
-    return UnreadableText(problem, f"If {text!r} is what it says: {command}   (if not: save it as UTF-8)")
+    return UnreadableText(problem, f"Set --encoding {guess} if {text!r} is the right text, or save the file as UTF-8.")
 
 
-def describe_nul(text: str, origin: str) -> UnreadableText:
+def describe_nul(text: str) -> UnreadableText:
     """The error for text with a NUL character."""
     if text.count("\0") * 3 > len(text):
         codec = "utf-16-be" if text.startswith("\0") else "utf-16-le"
-        command = train_with(origin, f"--encoding {codec}")
-        return UnreadableText("a NUL character", f"It looks like UTF-16 without a byte order mark: {command}")
+        return UnreadableText(
+            "a NUL character", f"It looks like UTF-16 without a byte order mark: set --encoding {codec}."
+        )
     return UnreadableText("a NUL character", "Remove it; the file may be damaged.")
 
 

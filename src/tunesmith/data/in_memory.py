@@ -51,13 +51,29 @@ def text_columns_of(texts: Any) -> dict[str, list[str]]:
     return dict(zip(names, columns, strict=True))
 
 
+def column_equal_to(columns: Mapping[str, Sequence[Any]], labels: Sequence[Any]) -> str | None:
+    """Return the name of a text column whose cells are the labels, or None."""
+    target = [str(value) for value in labels]
+    return next((name for name, cells in columns.items() if len(target) > 1 and list(map(str, cells)) == target), None)
+
+
+def refuse_labels_as_text(columns: Mapping[str, Sequence[Any]], labels: Sequence[Any]) -> None:
+    """Refuse a text column that equals the labels: the model would read the answer."""
+    name = column_equal_to(columns, labels)
+    if name is not None:
+        raise DataError(
+            f"the text column {name!r} equals the labels", fix=f"Pass the texts without the column {name!r}."
+        )
+
+
 def labelled_table(texts: Any, labels: Any) -> Any:
-    """A table with the text columns and the column "label", for `read_source`."""
+    """Return a table with the text columns and the column "label", for `read_source`."""
     columns: dict[str, Any] = dict(text_columns_of(texts))
     values = _plain_list(labels)
     rows = len(next(iter(columns.values())))
     if len(values) != rows:
         raise DataError(f"{rows:,} texts and {len(values):,} labels", fix="Give one label for each text.")
+    refuse_labels_as_text(columns, values)
     name = LABEL if LABEL not in columns else "the_label"
     return columns_table({**columns, name: values})
 

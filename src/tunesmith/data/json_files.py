@@ -1,64 +1,59 @@
-"""JSON lines, JSON files that hold one array of objects, and fastText lines, `__label__NAME text`.
+"""JSON lines, JSON files, fastText lines (`__label__NAME text`), and the exports of Label Studio, Doccano and Argilla.
 
-Rules. One object a line; empty lines only at the end. A key twice, NaN, Infinity, a number too large for a float, nesting deeper
-than 64 and half a surrogate pair are refused with their line. A `.json` file that starts with `[` is read whole, so its size
-is limited; one that starts with `{` is read as lines.
+Rules. JSON lines have one object per line; empty lines are allowed only at the end. A key that appears twice, NaN, Infinity, a number
+too large for a float, nesting deeper than 64 and half a surrogate pair are refused with their line. A `.json` file may also be one
+array of objects, or one object that contains the rows; it is read whole, so its size is limited.
+
+A key that a record does not have is null there, unless the record has a key of almost that name. A column contains text, integers,
+numbers, true/false or lists of one of these, and null; integers mixed with fractions become numbers. An object inside a record
+becomes one column per key, `data.text`; lists of objects are kept as JSON text.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NoReturn
 
 from tunesmith.data.csv_files import FASTTEXT_MARK
 from tunesmith.data.files import UnreadableText
-from tunesmith.data.ready_commands import train_after
 from tunesmith.data.source import BAD_COLUMN, LINE_COLUMN
 from tunesmith.errors import DataError, did_you_mean
 
 MAX_DEPTH = 64
 MAX_LINE_CHARS = 16 << 20
 MAX_ARRAY_CHARS = 256 << 20
+MOST_KEYS = 1_000
+"""Records with more distinct keys than this are not a table."""
 BATCH_ROWS = 4_096
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_BRACKET_OR_STRING = re.compile(rf"[\[\]{{}}]|{_STRING.pattern}", re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*+")
 
-
-class _Refused(ValueError):
-    """Raised inside the decoder; the caller adds the line."""
+Record = tuple[int, dict[str, Any]]
+"""The line on which an object starts, and the object."""
 
 
 def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, array_allowed: bool) -> Iterator[Any]:
-    """Record batches of the objects, in order, with line numbers."""
-    blocks = iter(blocks)
-    head = ""
-    try:
-        for head in blocks:
-            if head.strip():
-                break
-    except UnreadableText as fault:
-        raise fault.at(f"{origin}:1:1") from None
-    if head.lstrip().startswith("["):
-        if not array_allowed:
-            fix = "Write one object a line, or name the file .json."
-            raise DataError("starts with '[': an array, not one object a line", where=f"{origin}:1", fix=fix)
-        records = _array_records(chain([head], blocks), origin)
-    else:
-        records = line_records(chain([head], blocks), origin)
-    return _batches(records, kinds)
+    """Yield record batches of the objects, in order, with line numbers."""
+    return _batches(_converted(_json_records(iter(blocks), origin, array_allowed=array_allowed), kinds), kinds)
 
 
 def fasttext_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds) -> Iterator[Any]:
-    """Record batches with the columns text and label: names, or lists of names where some line has several."""
+    """Yield record batches with the columns text and label: names, or lists of names if some line has several."""
     return _batches(_fasttext_records(blocks, origin, kinds), kinds)
 
 
-def _fasttext_records(blocks: Iterable[str], origin: str, kinds: ColumnKinds) -> Iterator[tuple[int, dict[str, Any]]]:
+def _batches(records: Iterator[Record], kinds: ColumnKinds) -> Iterator[Any]:
+    while some := list(islice(records, BATCH_ROWS)):
+        yield kinds.batch([record for _, record in some], [number for number, _ in some])
+
+
+def _fasttext_records(blocks: Iterable[str], origin: str, kinds: ColumnKinds) -> Iterator[Record]:
     for number, line in text_lines(blocks, origin):
         names, text = [], line.strip()
         while text.startswith(FASTTEXT_MARK):
@@ -73,13 +68,60 @@ def _fasttext_records(blocks: Iterable[str], origin: str, kinds: ColumnKinds) ->
             yield number, {"text": text, "label": names if several else names[0] if names else None}
 
 
-def _batches(records: Iterator[tuple[int, dict[str, Any]]], kinds: ColumnKinds) -> Iterator[Any]:
-    while some := list(islice(records, BATCH_ROWS)):
-        yield kinds.batch([record for _, record in some], [number for number, _ in some])
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 
-def line_records(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of JSON lines."""
+def _json_records(blocks: Iterator[str], origin: str, *, array_allowed: bool) -> Iterator[Record]:
+    head = ""
+    try:
+        for head in blocks:
+            if head.strip():
+                break
+    except UnreadableText as fault:
+        raise fault.at(f"{origin}:1:1") from None
+    start, blocks = head.lstrip()[:1], chain([head], blocks)
+    if start == "[":
+        if not array_allowed:
+            fix = "Write one object per line, or name the file .json."
+            raise DataError("starts with '[': an array, not one object per line", where=f"{origin}:1", fix=fix)
+        return _array_records(_whole(blocks, origin), origin)
+    if start == "{" and array_allowed and not _is_lines(head):
+        text = _whole(blocks, origin)
+        _check_depth(text, origin)
+        try:
+            return enumerate(rows_of_object(_object(_DECODER.decode(text), origin)), start=1)
+        except (ValueError, RecursionError):
+            return line_records([text], origin)
+    return line_records(blocks, origin)
+
+
+def _is_lines(head: str) -> bool:
+    """Whether the first line is a whole object and the next one starts another."""
+    lines = [line for line in head.split("\n") if line.strip()][:2]
+    try:
+        return len(lines) == 2 and lines[1].lstrip().startswith("{") and isinstance(json.loads(lines[0]), dict)
+    except ValueError:
+        return False
+
+
+def rows_of_object(value: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of one object: a list of rows under a key such as "data", one value per column (pandas), or one row per key."""
+    rows = [cells for cells in value.values() if isinstance(cells, list) and cells and isinstance(cells[0], dict)]
+    if rows:
+        return max(rows, key=len)
+    cells = list(value.values())
+    if cells and all(isinstance(column, list) for column in cells) and len({len(column) for column in cells}) == 1:
+        return [dict(zip(value, row, strict=True)) for row in zip(*cells, strict=True)]
+    if len(cells) > 1 and all(isinstance(column, dict) and column for column in cells):
+        if all("0" in column for column in cells):
+            return [{name: column.get(key) for name, column in value.items()} for key in cells[0]]
+        if cells[0].keys() == cells[1].keys():
+            return [{"key": key, **row} for key, row in value.items()]
+    return [value]
+
+
+def line_records(blocks: Iterable[str], origin: str) -> Iterator[Record]:
+    """Yield the objects of JSON lines."""
     blank: int | None = None
     for number, line in text_lines(blocks, origin):
         if not line.strip(" \t"):
@@ -91,7 +133,7 @@ def line_records(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, dict
 
 
 def text_lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, str]]:
-    """(number, line without its line end); text after the last line end counts as a line."""
+    """Yield (number, line without its line end); text after the last line end counts as a line."""
     number, rest = 1, ""
     try:
         for block in blocks:
@@ -103,24 +145,31 @@ def text_lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, str]]:
                 number += 1
             if len(rest) > MAX_LINE_CHARS:
                 problem = f"a line of more than {MAX_LINE_CHARS >> 20} million characters"
-                raise DataError(problem, where=f"{origin}:{number}", fix="Write one object a line.")
+                raise DataError(problem, where=f"{origin}:{number}", fix="Write one object per line.")
     except UnreadableText as fault:
         raise fault.at(f"{origin}:{number}:{len(rest) + 1}") from None
     if rest:
         yield number, rest
 
 
-def _array_records(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _whole(blocks: Iterable[str], origin: str) -> str:
     parts: list[str] = []
+    size = 0
     try:
         for block in blocks:
             parts.append(block)
-            if sum(map(len, parts)) > MAX_ARRAY_CHARS:
-                problem = f"a JSON array of more than {MAX_ARRAY_CHARS >> 20} million characters"
-                raise DataError(problem, where=origin, fix="Write JSON lines: one object a line is read as a stream.")
+            size += len(block)
+            if size > MAX_ARRAY_CHARS:
+                problem = f"JSON of more than {MAX_ARRAY_CHARS >> 20} million characters"
+                raise DataError(
+                    problem, where=origin, fix="Write one object per line: JSON lines are read as a stream."
+                )
     except UnreadableText as fault:
         raise fault.at(f"{origin}:{1 + sum(len(_NEWLINE.findall(part)) for part in parts)}") from None
-    text = "".join(parts)
+    return "".join(parts)
+
+
+def _array_records(text: str, origin: str) -> Iterator[Record]:
     _check_depth(text, origin)
     at, number, counted = text.index("[") + 1, 1, 0
     separator = ""
@@ -141,14 +190,14 @@ def _array_records(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, di
         if separator == "]":
             break
         if separator != ",":
-            raise DataError("expected ',' or ']' after an object", where=where, fix="The file may be cut short.")
+            raise DataError("expected ',' or ']' after an object", where=where, fix="The file may be truncated.")
         at += 1
     if text[at + 1 :].strip():
         raise DataError("text after the end of the array", where=where)
 
 
 def parse_object(line: str, where: str) -> dict[str, Any]:
-    """The object on one line, or a DataError at `where`."""
+    """Return the object on one line, or raise a DataError at `where`."""
     _check_depth(line, where)
     try:
         return _object(_DECODER.decode(line), where)
@@ -172,7 +221,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _check_depth(text: str, where: str) -> None:
-    """Refuses deep nesting before the decoder recurses into it; brackets inside strings do not count."""
+    """Refuse deep nesting before the decoder recurses into it; brackets inside strings do not count."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return
     depth = 0
@@ -186,7 +235,8 @@ def _check_depth(text: str, where: str) -> None:
             depth -= 1
 
 
-_BRACKET_OR_STRING = re.compile(rf"[\[\]{{}}]|{_STRING.pattern}", re.DOTALL)
+class _Refused(ValueError):
+    """Raised inside the decoder; the caller adds the line."""
 
 
 def _explain(error: Exception, where: str) -> DataError:
@@ -194,7 +244,7 @@ def _explain(error: Exception, where: str) -> DataError:
         return DataError(str(error), where=where)
     if isinstance(error, json.JSONDecodeError):
         problem = f"not JSON: {error.msg} at character {error.colno}"
-        return DataError(problem, where=where, fix="Write one object a line.")
+        return DataError(problem, where=where, fix="Write one object per line.")
     if isinstance(error, RecursionError):
         return DataError(f"nested deeper than {MAX_DEPTH} levels", where=where)
     return DataError(f"not JSON: {' '.join(str(error).split())[:120]}", where=where)
@@ -223,13 +273,110 @@ def _finite(digits: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_refuse_constant, parse_float=_finite)
 
 
-MOST_KEYS = 1_000
-"""Records with more distinct keys than this are not a table."""
+# --- exports of annotation tools --------------------------------------------------------------------------------------
+
+
+def _converted(records: Iterator[Record], kinds: ColumnKinds) -> Iterator[Record]:
+    """Convert the tasks of an annotation tool, recognized by the first one, to rows."""
+    first = next(records, None)
+    if first is None:
+        return
+    kinds.export, convert = find_export(first[1])
+    for number, record in chain([first], records):
+        yield number, record if convert is None else convert(record)
+
+
+def find_export(record: Mapping[str, Any]) -> tuple[str | None, Callable[[Mapping[str, Any]], dict[str, Any]] | None]:
+    """Return the tool that wrote this record and the function that converts its records, or (None, None).
+
+    Doccano's records are plain rows whose label is a list.
+    """
+    if isinstance(record.get("data"), dict) and isinstance(record.get("annotations"), list):
+        return "Label Studio", label_studio_row
+    if isinstance(record.get("fields"), dict) and isinstance(record.get("responses"), (dict, list)):
+        return "Argilla", argilla_row
+    if any(key.endswith(".responses") for key in record) or any(_is_responses(cell) for cell in record.values()):
+        return "Argilla", argilla_columns_row
+    if "annotation" in record and {"status", "annotation_agent"} <= record.keys():
+        return "Argilla", argilla_1_row
+    return None, None
+
+
+def label_studio_row(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data of a task, and the answer for each control (`from_name`) of the annotators' majority."""
+    answers: dict[str, list[Any]] = {}
+    for annotation in task.get("annotations") or []:
+        if isinstance(annotation, dict) and not annotation.get("was_cancelled"):
+            for result in annotation.get("result") or []:
+                value = result.get("value") if isinstance(result, dict) else None
+                if isinstance(value, dict):
+                    kind = next((k for k in ("choices", "rating", "number", "taxonomy") if k in value), None)
+                    if kind is not None:
+                        answers.setdefault(str(result.get("from_name") or "label"), []).append(value[kind])
+    return {**(task.get("data") or {}), **{name: _majority(found) for name, found in answers.items()}}
+
+
+def argilla_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record, and the majority of the responses to each question."""
+    responses: Any = record.get("responses") or {}
+    if isinstance(responses, list):  # Argilla 1: one entry per annotator
+        merged: dict[str, list[Any]] = {}
+        for entry in responses:
+            for name, value in ((entry or {}).get("values") or {}).items():
+                merged.setdefault(name, []).append({"status": entry.get("status"), **value})
+        responses = merged
+    return {**(record.get("fields") or {}), **{name: _majority(_values(found)) for name, found in responses.items()}}
+
+
+def argilla_columns_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for records with one column per question: `label.responses`, or a list of responses."""
+    row: dict[str, Any] = {}
+    for name, cell in record.items():
+        if name.endswith(".responses"):
+            row[name.removesuffix(".responses")] = _majority(cell or [])
+        elif _is_responses(cell):
+            row[name] = _majority(_values(cell))
+        elif ".responses." not in name and ".suggestion" not in name and "-suggestion" not in name:
+            row[name] = cell
+    return row
+
+
+def argilla_1_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for the text classification records of Argilla 1."""
+    text = record.get("inputs") if isinstance(record.get("inputs"), dict) else {"text": record.get("text")}
+    return {**(text or {}), "label": record["annotation"]}
+
+
+def _is_responses(cell: Any) -> bool:
+    return (
+        isinstance(cell, list)
+        and bool(cell)
+        and all(isinstance(r, dict) and {"user_id", "value"} <= r.keys() for r in cell)
+    )
+
+
+def _values(responses: Any) -> list[Any]:
+    found = [r for r in responses or [] if isinstance(r, dict)]
+    return [r.get("value") for r in found if r.get("status") in (None, "submitted")]
+
+
+def _majority(answers: Sequence[Any]) -> Any:
+    """Return the most frequent answer, the first of equally frequent ones; None if there is none."""
+    known = [answer for answer in answers if answer not in (None, [], "")]
+    if not known:
+        return None
+    counts = Counter(json.dumps(answer, sort_keys=True, default=str) for answer in known)
+    best = counts.most_common(1)[0][0]
+    return next(answer for answer in known if json.dumps(answer, sort_keys=True, default=str) == best)
+
+
+# --- records -> columns -----------------------------------------------------------------------------------------------
+
 _WORDS = {"null": "null", "bool": "true/false", "int": "a whole number", "float": "a number", "text": "text"}
 
 
 def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The record with `outer.inner` for each key of an object inside; lists that hold objects as JSON text."""
+    """Return the record with `outer.inner` for each key of an object inside; lists that contain objects as JSON text."""
     flat: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, dict) and value and all(isinstance(inner, str) for inner in value):
@@ -242,25 +389,27 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 class Widened(Exception):
-    """A column holds a wider kind than the batches already written: the file is read again from the start."""
+    """A column needs a wider type than the batches already written: the file is read again from the start."""
 
 
 class ColumnKinds:
-    """The kind of every column so far, with the line that first showed it."""
+    """The type of every column so far, with the line that first showed it."""
 
     def __init__(self, origin: str, *, lines: bool) -> None:
         self.origin = origin
         self.lines = lines
         self.kinds: dict[str, str] = {}
+        self.export: str | None = None
+        """The annotation tool that wrote the file."""
         self._since: dict[str, int] = {}
         self._written: dict[str, str] | None = None
 
     def restart(self) -> None:
-        """Starts over, with the kinds found so far."""
+        """Start over, with the types found so far."""
         self._written = None
 
     def batch(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Any:
-        """A record batch of the records; raises Widened when earlier batches need another type."""
+        """Return a record batch of the records; raise Widened if earlier batches need a different type."""
         import pyarrow as pa
 
         records = [flatten_record(r) if any(type(v) in (dict, list) for v in r.values()) else r for r in records]
@@ -280,7 +429,7 @@ class ColumnKinds:
         return pa.record_batch(arrays, names=list(self.kinds))
 
     def _add_keys(self, record: Mapping[str, Any], number: int) -> None:
-        """Adds new keys; refuses a key that looks like a misspelling of one that the record lacks."""
+        """Add new keys; refuse a key that looks like a misspelling of one that the record lacks."""
         where = f"{self.origin}:{number}"
         if not record:
             raise DataError("an object without keys", where=where)
@@ -290,9 +439,9 @@ class ColumnKinds:
             if not isinstance(key, str):
                 raise DataError(f"the key {key!r} is not text", where=where)
             if key in (LINE_COLUMN, BAD_COLUMN):
-                raise DataError(f"the key {key!r} is taken", where=where, fix="Rename it.")
+                raise DataError(f"the key {key!r} is reserved", where=where, fix="Rename it.")
             if any("\ud800" <= char <= "\udfff" for char in key):
-                problem = f"the key {key!r} holds half of a surrogate pair, which is not a character"
+                problem = f"the key {key!r} contains half of a surrogate pair, which is not a character"
                 raise DataError(problem, where=where, fix="Rename it.")
             hint = did_you_mean(key, [name for name in missing if "." not in name]) if "." not in key else None
             if hint is not None or len(self.kinds) >= MOST_KEYS:
@@ -301,7 +450,7 @@ class ColumnKinds:
             self.kinds[key], self._since[key] = "null", number
 
     def _learn(self, name: str, values: list[Any], numbers: Sequence[int]) -> None:
-        """Widens the kind of a column to that of its values; a value that fits no such kind is refused."""
+        """Widen the type of a column to that of its values; refuse a value that fits no type."""
         if self.kinds[name] == "text" and set(map(type, values)) <= {str, type(None)}:
             return
         for value, number in zip(values, numbers, strict=True):
@@ -311,7 +460,7 @@ class ColumnKinds:
                 wide = _widen(known, kind)
                 if wide is None:
                     problem = f"{_say(kind)} here, {_say(known)} in line {self._since[name]}"
-                    raise DataError(problem, fix="Keep one kind of value in a column.")
+                    raise DataError(problem, fix="Use one type of value per column.")
             except DataError as error:
                 raise DataError(error.problem, where=f"{self.origin}:{number}:{name}", fix=error.fix) from None
             if wide != known:
@@ -337,7 +486,7 @@ class ColumnKinds:
 
 
 _KINDS = {type(None): "null", bool: "bool", int: "int", float: "float", str: "text", dict: "text"}
-"""In this order: true and false are whole numbers to Python."""
+"""In this order: true and false are integers to Python."""
 
 
 def _kind_of(value: Any) -> str:
@@ -346,8 +495,7 @@ def _kind_of(value: Any) -> str:
         for inner in map(_kind_of, value):
             kind = None if kind is None or inner.startswith("list") else _widen(kind, inner)
         if kind is None:
-            fix = "A list holds labels: all text or all whole numbers."
-            raise DataError("a list of mixed or nested values", fix=fix)
+            raise DataError("a list of mixed or nested values", fix="Use lists of text or lists of integers.")
         return f"list:{kind}"
     for python_type, name in _KINDS.items():
         if isinstance(value, python_type):
@@ -358,7 +506,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _widen(old: str, new: str) -> str | None:
-    """The kind that holds both, or None."""
+    """Return the type that includes both, or None."""
     if new == "null" or old == new:
         return old
     if old == "null":
@@ -381,77 +529,3 @@ def _arrow_type(kind: str) -> Any:
     if kind.startswith("list:"):
         return pa.list_(_arrow_type(kind[5:]))
     return {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}.get(kind, pa.string())
-
-
-_TABLE = re.compile(r'^\s*\{\s*"(?:[^"\\]|\\.)+"\s*:\s*(?:\{\s*"0"\s*:|\[\s*(?:"|-?\d))')
-_KEY = re.compile(r'\s*,?\s*"(?:[^"\\]|\\.)+"\s*:\s*')
-_ROWS = re.compile(r'"((?:[^"\\]|\\.)+)"\s*:\s*\[\s*\{')
-_COLUMNS = "import pandas, sys; pandas.read_json(sys.argv[1]).to_json(sys.stdout, orient='records', lines=True)"
-_LIST = "import json, sys; [print(json.dumps(row)) for row in json.load(open(sys.argv[1]))[{key!r}]]"
-_BY_KEY = "import json, sys; [print(json.dumps(dict(row, key=k))) for k, row in json.load(open(sys.argv[1])).items()]"
-
-
-def refuse_one_object(head: str, origin: str) -> None:
-    """Refuses columns as pandas writes them by default, a list of rows under a key such as "data", and a row for each key."""
-    if not head.lstrip().startswith("{") or _is_lines(head):
-        return
-    found = _ROWS.search(head)
-    if _TABLE.match(head):
-        problem, code = "one object with a key for each column, not a row for each line", _COLUMNS
-    elif found is not None:
-        key = json.loads(f'"{found[1]}"')
-        problem, code = f"one object with the rows in its key {key!r}, not a row for each line", _LIST.format(key=key)
-    elif _has_rows_by_key(head):
-        problem, code = "one object with a row for each key, not a row for each line", _BY_KEY
-    else:
-        return
-    command = train_after(f"python -c {shlex.quote(code)}", origin, suffix=".jsonl")
-    raise DataError(problem, where=f"{origin}:1", fix=f"Write it as JSON lines: {command}")
-
-
-def _has_rows_by_key(head: str) -> bool:
-    """Whether the first two values of an object are objects with the same keys."""
-    at = head.index("{") + 1
-    rows: list[Any] = []
-    while len(rows) < 2 and (named := _KEY.match(head, at)):
-        try:
-            row, at = json.JSONDecoder().raw_decode(head, named.end())
-        except ValueError:
-            break
-        rows.append(row)
-    return len(rows) == 2 and all(isinstance(row, dict) and row for row in rows) and rows[0].keys() == rows[1].keys()
-
-
-def _is_lines(head: str) -> bool:
-    """Whether the first line is a whole object and the next one starts another."""
-    lines = [line for line in head.split("\n") if line.strip()][:2]
-    try:
-        return len(lines) == 2 and lines[1].lstrip().startswith("{") and isinstance(json.loads(lines[0]), dict)
-    except ValueError:
-        return False
-
-
-def refuse_records(origin: str, first_cells: Mapping[str, str]) -> None:
-    """For data without a label column whose cells hold records: an error with the command that extracts a label."""
-    for name, first in first_cells.items():
-        found = _first_leaf(first) if first.startswith(("[", "{")) and re.fullmatch(r"\w+", name) else None
-        if found is not None:
-            path, value = found
-            change = f"jq -c '. + {{label: .{name}{path}}}'"
-            command = train_after(change, origin, suffix=".jsonl")
-            problem = f"no column is a label; {name!r} holds records with {value!r} at {path}"
-            raise DataError(problem, where=origin, fix=f"If that is the label: {command}")
-
-
-def _first_leaf(cell: str) -> tuple[str, str] | None:
-    """(path as jq writes it, value) of the first name inside a cell of JSON text; None when there is none."""
-    value: Any = json.loads(cell)
-    path = ""
-    while isinstance(value, (dict, list)) and value:
-        if isinstance(value, list):
-            path, value = f"{path}[0]", value[0]
-            continue
-        wanted = ("label", "labels", "choices", "choice", "class", "category", "answer", "value", "result")
-        key = next((name for name in wanted if name in value), next(iter(value)))
-        path, value = f"{path}.{key}", value[key]
-    return (path, str(value)) if isinstance(value, (str, int)) and re.fullmatch(r"[\w.\[\]]+", path) else None

@@ -22,8 +22,8 @@ MAX_LABELS = 10_000
 """A column with more distinct values does not hold labels; counting stops there."""
 
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-CURRENCY = r"^\s*(?:[€$£¥₹]|[A-Z]{3}\b)\s?|\s?(?:[€$£¥₹]|\b[A-Z]{3})\s*$"
-"""A sign or code of money before or after a number."""
+CURRENCY = r"^\s*[€$£¥₹]|[€$£¥₹]\s*$"
+"""A currency sign before or after a number."""
 _OTHER_NUMBER = re.compile(r"^[+-]?\d+(,\d+|([.,]\d+)?\s?%)$")
 _WRITTEN_NUMBER = re.compile(r"^[+-]?\d+([.,]\d+)?(\s?%)?$")
 _GROUPED = {
@@ -129,6 +129,16 @@ def _measure(survey: Survey, cells: Any) -> None:
     finite = cells.filter(pc.is_finite(cells))
     survey.numbers += len(finite)
     survey.fractions += pc.sum(pc.not_equal(pc.floor(finite), finite)).as_py() or 0
+
+
+def has_single_labels(source: Source, column: str) -> bool:
+    """Whether every list of a column has exactly one item; missing lists do not count."""
+    import pyarrow.compute as pc
+
+    widths: set[int | None] = set()
+    for _, table in source.scan([column]):
+        widths |= set(pc.unique(pc.list_value_length(table.column(column))).to_pylist())
+    return widths - {None} == {1} and class_names(source, column) is None
 
 
 def class_names(source: Source, column: str) -> list[str] | None:
@@ -243,11 +253,9 @@ def _are_numbers(values: Iterable[str]) -> bool:
 
 def number_style(values: Iterable[str]) -> str | None:
     """ "1.234,5" or "1,234.5" where all values are numbers of that form and some show which one; None for anything else."""
-    found = [re.sub(CURRENCY, "", value).strip() for value in values if value]
-    money = any(re.search(CURRENCY, value) for value in values if value)
+    found = [value for value in values if value]
     styles = [name for name, form in _GROUPED.items() if found and all(form.match(value) for value in found)]
-    shown = any(_BOTH.search(value) for value in found) or (money and len(styles) == 1)
-    return styles[0] if len(styles) == 1 and shown else None
+    return styles[0] if len(styles) == 1 and any(_BOTH.search(value) for value in found) else None
 
 
 def looks_like_thousands(values: Iterable[str]) -> bool:
@@ -261,7 +269,6 @@ def plain_numbers(cells: Any, style: str | None = None) -> Any:
     import pyarrow.compute as pc
 
     if style is not None:
-        cells = pc.replace_substring_regex(cells, CURRENCY, "")
         cells = pc.replace_substring(cells, style[1], "")
     return pc.replace_substring_regex(cells, r"^([+-]?\d+)(?:[.,](\d+))?\s?%$|^([+-]?\d+),(\d+)$", r"\1\3.\2\4")
 

@@ -37,7 +37,6 @@ from tunesmith.data.label_values import (
     style_of_numbers,
     survey_labels,
 )
-from tunesmith.data.ready_commands import train_with
 from tunesmith.data.source import Part, Source
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
 from tunesmith.files import BadFile, read_plain
@@ -85,6 +84,8 @@ def encode_labels(
         raise DataError(f"a text column is named {ENCODED!r}, as the labels are inside", fix="Rename it in the data.")
     if columns.task is Task.REGRESSION:
         scores = {split: read_scores(s, column, is_test=split.startswith("test")) for split, s in sources.items()}
+        if "train" in scores and not allow_single_label:
+            _refuse_constant(sources["train"], column, scores["train"])
         return LabelMap((column,), Task.REGRESSION), _with_labels(sources, scores)
     labelled = {split: source for split, source in sources.items() if column in source.column_names}
     surveys = {split: survey_labels(source, column) for split, source in labelled.items()}
@@ -162,6 +163,8 @@ def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
         if split.startswith(("validation", "test")) and missing and (ids >= 0).any():
             shown = first_few(list(map(repr, missing)), 8)
             notes.append(f"No {split} row has the label {shown}: {split} scores do not measure it.")
+        if split.startswith("test") and (ids < 0).any():
+            notes.append(f"{int((ids < 0).sum()):,} of {len(part):,} {split} rows are unlabeled (-1).")
     return notes
 
 
@@ -258,9 +261,7 @@ def _check_split(
         if value == _UNLABELLED_NAME:
             if unlabelled_allowed:
                 continue
-            named = train_with(source.origin, f"--label_names={','.join((value, *naming.values))}")
-            ready = named if all(map(is_whole, naming.values)) else "list all classes in --label_names."
-            fix = f"Remove such rows; if -1 is a class here: {ready}"
+            fix = f"Remove such rows, or set --label_names={','.join((value, *naming.values[:20]))} if -1 is a class."
             raise DataError(f"-1 means unlabelled, which {source.name} rows cannot be", where=where, fix=fix)
         raise _unknown(value, naming, where, is_train=is_train)
 
@@ -289,8 +290,7 @@ def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
         return
     others = [f"{b!r} from {a!r}" for a, b in pairs[1:]]
     shown = first_few([f"{pairs[0][1]!r} differs from {pairs[0][0]!r}", *others], SHOWN)
-    merge = train_with(train.origin, "--merge_label_variants")
-    fix = f"If they are one label: {merge}   (if not: list both in --label_names)"
+    fix = "Set --merge_label_variants if they are one label, or list both in --label_names."
     where = train.where(survey.first_row[pairs[0][1]], column)
     raise DataError(f"{shown} only in case or spaces", where=where, fix=fix)
 
@@ -311,6 +311,10 @@ def _digits(name: str) -> str:
     return "".join(c for c in name if c.isdigit())
 
 
+LARGEST_SCORE = 1e8
+"""A regression label. The squared gradient norm of a model fitted to larger ones exceeds 32 bits."""
+
+
 def read_scores(source: Source, column: str, *, is_test: bool) -> Any:
     """The scores as an Arrow column; nan for a test split without any."""
     import pyarrow as pa
@@ -322,7 +326,23 @@ def read_scores(source: Source, column: str, *, is_test: bool) -> Any:
     scores = np.concatenate(parts)
     if is_test and (scores == UNLABELLED).all():
         scores = np.full_like(scores, np.nan)
-    return pa.array(scores.astype(np.float32))
+    rounded = scores.astype(np.float32)
+    lost = np.abs(scores - rounded)
+    spread = float(np.ptp(scores)) if len(scores) and np.isfinite(scores).all() else 0.0
+    if spread > 0 and float(lost.max()) > 0.001 * spread:
+        row = int(lost.argmax())
+        problem = f"{float(scores[row])!r} becomes {float(rounded[row]):.17g} in 32 bits, which loses the differences"
+        fix = "Subtract a constant from the labels or rescale them, for example to mean 0 and standard deviation 1."
+        raise DataError(problem, where=source.where(row, column), fix=fix)
+    return pa.array(rounded)
+
+
+def _refuse_constant(train: Source, column: str, scores: Any) -> None:
+    import pyarrow.compute as pc
+
+    if len(scores) > 1 and pc.count_distinct(scores).as_py() == 1:
+        problem = f"all {len(scores):,} rows have the label {scores[0].as_py():g}: there is nothing to learn"
+        raise DataError(problem, where=train.where(0, column), fix="Add rows with other labels.")
 
 
 def _numbers(cells: Any, source: Source, column: str, start: int, style: str | None) -> Any:
@@ -344,11 +364,40 @@ def _numbers(cells: Any, source: Source, column: str, start: int, style: str | N
         fix = "Regression needs a finite number in every row."
         raise DataError(problem, where=source.where(start + at, column), fix=fix)
     numbers = cells.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    too_large = np.abs(numbers) > np.finfo(np.float32).max
+    too_large = np.abs(numbers) > LARGEST_SCORE
     if too_large.any():
         at = int(np.argmax(too_large))
-        raise DataError(f"{cells[at].as_py()} is too large", where=source.where(start + at, column))
+        problem = f"the label {cells[at].as_py()} is too large: training overflows above {LARGEST_SCORE:g}"
+        fix = "Rescale the labels, for example to mean 0 and standard deviation 1."
+        raise DataError(problem, where=source.where(start + at, column), fix=fix)
     return numbers
+
+
+def unwrap_single_labels(sources: Mapping[str, Source], columns: Columns) -> dict[str, Source]:
+    """Replace lists of one label by that label, for tasks with one label per row."""
+    label = columns.label
+    if label is None or columns.task is Task.MULTILABEL:
+        return dict(sources)
+    return {
+        split: _unwrap(source, label)
+        if label in source.column_names and is_list_type(source.type_of(label)) and not class_names(source, label)
+        else source
+        for split, source in sources.items()
+    }
+
+
+def _unwrap(source: Source, label: str) -> Source:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    table = source.dataset.with_format("arrow")[:]
+    lists = table.column(label).to_pylist()
+    long = next((row for row, cell in enumerate(lists) if cell is not None and len(cell) > 1), None)
+    if long is not None:
+        problem = f"{len(lists[long])} labels, expected one"
+        raise DataError(problem, where=source.where(long, label), fix="Use one label per row.")
+    cells = pa.array([cell[0] if cell else None for cell in lists], table.schema.field(label).type.value_type)
+    return source.with_rows(Dataset(table.set_column(table.column_names.index(label), label, cells)))
 
 
 SEPARATOR_WORDS = {"comma": ",", "slash": "/", "pipe": "|", "semicolon": ";", "space": " ", "tab": "\t"}

@@ -1,5 +1,7 @@
-"""The whole path from what the user names to splits that are ready for tokenizing; and rows for a trained model: to predict, or
-to evaluate it on.
+"""The path from files, tables in memory or the Hub to splits that are ready for tokenizing.
+
+`load_data` is the story: read the sources, find the columns, drop or refuse bad rows, encode the labels, hold out validation rows.
+`read_source` reads one file or table: files are parsed once, stored as Arrow by content, and memory-mapped.
 """
 
 from __future__ import annotations
@@ -15,8 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tunesmith.data.bad_rows import BadRow, check_texts, sort_out
 from tunesmith.data.cache import CachedRows, RowCache, binary_errors
@@ -42,7 +42,14 @@ from tunesmith.data.files import (
     text_blocks,
 )
 from tunesmith.data.in_memory import read_memory
-from tunesmith.data.labels import encode_labels, notes_on_classes
+from tunesmith.data.labels import (
+    correct_labels,
+    encode_labels,
+    merge_variants,
+    notes_on_classes,
+    unfold_labels,
+    unwrap_single_labels,
+)
 from tunesmith.data.source import Part, Source, checked, fingerprint_parts
 from tunesmith.data.split import MAX_GROUPED_ROWS, draw_fold, draw_split, gather_sources, sample_part
 from tunesmith.errors import ConfigError, DataError
@@ -52,6 +59,8 @@ from tunesmith.runs.writing import cache_folder, create, hash_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from tunesmith.data.json_files import ColumnKinds
 
 
 @dataclass(frozen=True)
@@ -107,59 +116,66 @@ def load_data(
     head_names: Sequence[str] = (),
     **reading: Any,
 ) -> DataBundle:
-    """Reads, checks, encodes and splits. Without a validation split, a share of train is taken, or `fold` (k, of n)."""
-    given = _prefer((train_data, validation_data, test_data), (train_file, validation_file, test_file))
-    read = partial(read_source, skip_bad_rows=skip_bad_rows, **reading)
-    named: dict[str, Any] = {"task_name": task_name, "dataset_name": dataset_name, "split_names": split_names or {}}
-    named |= {"dataset_config_name": dataset_config_name, "split_column_name": split_column_name}
-    sources, notes = gather_sources(given, **named, read=read, hub_options=hub_options or {})
-    asked: dict[str, Any] = {"text_column_names": text_column_names, "label_column_name": label_column_name}
-    asked |= {"task_name": task_name, "do_regression": do_regression, "label_separator": label_separator}
-    columns = infer_columns(sources, **asked, merge_label_variants=merge_label_variants, label_names=label_names)
-    naming = {"head_names": head_names, "allow_single_label": allow_single_label, "positive_label": positive_label}
-    rules = (label_separator, merge_label_variants, labels_file, allow_empty_text, skip_bad_rows)
-    labels, parts, bad = _label_rows(sources, columns, notes, listed_names(label_names), naming, *rules)
-    parts = _hold_out(parts, columns, labels, notes, fraction=validation_split_fraction, seed=seed, fold=fold)
-    parts = _cut(parts, (max_train_samples, max_eval_samples, max_predict_samples), notes, labels.task, seed)
-    return replace(_bundle(parts, columns, labels, notes, bad), names_given=label_names is not None)
-
-
-def _prefer(tables: Sequence[Any], files: Sequence[str | Path | None]) -> dict[str, Any]:
-    """What is given for each split: the object in memory, else the file."""
-    given = zip(("train", "validation", "test"), tables, files, strict=True)
-    return {split: file if table is None else table for split, table, file in given}
-
-
-def _label_rows(
-    sources: Mapping[str, Source],
-    columns: Columns,
-    notes: list[str],
-    names: Sequence[str] | None,
-    naming: Mapping[str, Any],
-    separator: str | None,
-    merge: bool,
-    labels_file: str | Path | None,
-    allow_empty_text: bool,
-    skip: bool,
-) -> tuple[LabelMap, dict[str, Part], list[BadRow]]:
-    """The good rows with their labels encoded and corrected, and the bad ones."""
-    good, bad = sort_out(sources, columns, notes, label_names=names, allow_empty_text=allow_empty_text, skip=skip)
+    """Read, check, encode and split. Without a validation split, hold out a share of train, or `fold` (k, n)."""
+    given = {
+        "train": train_file if train_data is None else train_data,
+        "validation": validation_file if validation_data is None else validation_data,
+        "test": test_file if test_data is None else test_data,
+    }
+    sources, notes = gather_sources(
+        given,
+        task_name=task_name,
+        dataset_name=dataset_name,
+        dataset_config_name=dataset_config_name,
+        split_names=split_names or {},
+        split_column_name=split_column_name,
+        read=partial(read_source, skip_bad_rows=skip_bad_rows, **reading),
+        hub_options=hub_options or {},
+    )
+    columns = infer_columns(
+        sources,
+        text_column_names=text_column_names,
+        label_column_name=label_column_name,
+        do_regression=do_regression,
+        task_name=task_name,
+        label_separator=label_separator,
+        merge_label_variants=merge_label_variants,
+        label_names=label_names,
+    )
+    names = listed_names(label_names)
+    sources = unwrap_single_labels(sources, columns)
+    good, bad = sort_out(sources, columns, notes, names, allow_empty_text=allow_empty_text, skip=skip_bad_rows)
     if columns.task is Task.MULTILABEL and columns.label is not None:
-        from tunesmith.data.labels import unfold_labels
-
-        good = unfold_labels(good, columns.label, separator)
-    if merge and columns.label is not None and columns.task is not Task.REGRESSION:
-        from tunesmith.data.labels import merge_variants
-
+        good = unfold_labels(good, columns.label, label_separator)
+    if merge_label_variants and columns.label is not None and columns.task is not Task.REGRESSION:
         good = merge_variants(good, columns.label, notes, names=names or ())
-    labels, encoded = encode_labels(good, columns, label_names=names, **naming)
+    labels, encoded = encode_labels(
+        good,
+        columns,
+        label_names=names,
+        head_names=head_names,
+        allow_single_label=allow_single_label,
+        positive_label=positive_label,
+    )
     parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}
     if labels_file is not None:
-        from tunesmith.data.labels import correct_labels
-
         parts["train"], changed = correct_labels(parts["train"], Path(labels_file), columns.text, labels)
         notes.append(f"{changed:,} labels of train rows were changed by {labels_file}.")
-    return labels, parts, bad
+    parts = _hold_out(parts, columns, labels, notes, fraction=validation_split_fraction, seed=seed, fold=fold)
+    parts = _sample(parts, (max_train_samples, max_eval_samples, max_predict_samples), notes, labels.task, seed)
+    notes += notes_on_classes(parts, labels)
+    fingerprint, by_split = fingerprint_parts(parts, columns.text, labels)
+    return DataBundle(
+        splits={split: part.dataset() for split, part in parts.items()},
+        columns=replace(columns, task=labels.task),
+        labels=labels,
+        notes=(*columns.why, *notes),
+        fingerprint=fingerprint,
+        split_fingerprints=by_split,
+        parts=parts,
+        names_given=label_names is not None,
+        bad_rows=tuple(bad),
+    )
 
 
 def _hold_out(
@@ -198,35 +214,20 @@ def _hold_out(
     return {"train": replace(whole, rows=train), "validation": replace(whole, rows=held_out), **rest}
 
 
-def _cut(
+def _sample(
     parts: dict[str, Part], samples: Sequence[int | None], notes: list[str], task: Task, seed: int
 ) -> dict[str, Part]:
-    """The splits, cut to the asked numbers of train, validation and test rows."""
+    """Draw the requested numbers of train, validation and test rows."""
     how = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept"
     limits = dict(zip(("train", "validation", "test"), samples, strict=True))
-    cut = {}
+    drawn = {}
     for split, part in parts.items():
         limit = next(limits[kind] for kind in limits if split.startswith(kind))
-        cut[split] = sample_part(part, limit, task=task, seed=seed)
-        if len(cut[split]) < len(part):
-            used = f"{len(cut[split]):,} of {len(part):,} {split} rows"
-            notes.append(f"Only {used} are used, as asked, drawn {how} (seed {seed}).")
-    return cut
-
-
-def _bundle(
-    parts: dict[str, Part], columns: Columns, labels: LabelMap, notes: list[str], bad: list[BadRow]
-) -> DataBundle:
-    notes += notes_on_classes(parts, labels)
-    splits = {split: part.dataset() for split, part in parts.items()}
-    for split, part in parts.items():
-        if labels.task in (Task.BINARY, Task.MULTICLASS) and split.startswith("test"):
-            missing = int((np.asarray(part.labels()) < 0).sum())
-            if missing:
-                notes.append(f"{missing:,} of {len(part):,} {split} rows are unlabelled (-1).")
-    fingerprint, by_split = fingerprint_parts(parts, columns.text, labels)
-    columns, said = replace(columns, task=labels.task), (*columns.why, *notes)
-    return DataBundle(splits, columns, labels, said, fingerprint, by_split, parts, bad_rows=tuple(bad))
+        drawn[split] = sample_part(part, limit, task=task, seed=seed)
+        if len(drawn[split]) < len(part):
+            used = f"{len(drawn[split]):,} of {len(part):,} {split} rows"
+            notes.append(f"Only {used} are used, as requested, drawn {how} (seed {seed}).")
+    return drawn
 
 
 def read_unlabelled(
@@ -258,19 +259,16 @@ def read_labelled(
     """Rows to evaluate a trained model on: "labels" by the names of the model's own map; -1 stays unlabelled."""
     rows = read_unlabelled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
     names = None if labels.task is Task.REGRESSION else labels.names
+    rows = unwrap_single_labels({name: rows}, columns)[name]
     if columns.task is Task.MULTILABEL and columns.label is not None:
-        from tunesmith.data.labels import unfold_labels
-
         rows = unfold_labels({name: rows}, columns.label, None)[name]
     if merge_label_variants and names is not None and columns.label is not None:
-        from tunesmith.data.labels import merge_variants
-
         rows = merge_variants({name: rows}, columns.label, [], names=names)[name]
     _, splits = encode_labels({name: rows}, columns, label_names=names, allow_single_label=True)
     return splits[name]
 
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Part of every cache key: raise it when a reader gives other rows for the same bytes."""
 
 _HEAD_BYTES = 1 << 16
@@ -310,7 +308,7 @@ def read_source(
     name: str,
     encoding: str | None = None,
     delimiter: str | None = None,
-    quoting: str | bool | None = None,
+    quoting: str | None = None,
     cache_dir: str | Path | None = None,
     limits: DecompressionLimits | None = None,
     on_progress: OnProgress | None = None,
@@ -353,10 +351,6 @@ def _recognised(file: _File) -> _File:
     if file.kind == "lines":
         kind, dialect = recognise_lines(_first_text(file), file.origin)
         file = replace(file, kind=kind, dialect=dialect)
-    if file.kind == "json":
-        from tunesmith.data.json_files import refuse_one_object
-
-        refuse_one_object(_first_text(file), file.origin)
     if file.dialect is not None and not file.dialect.sure:
         head = _first_text(file)
         dialect = sniff_dialect(head, file.dialect)
@@ -376,16 +370,16 @@ def _first_text(file: _File) -> str:
         return ""
 
 
-def _reading_note(file: _File) -> str | None:
-    """A sentence about how the file is read, if its suffix does not already say so."""
-    if file.kind == "sheet" and not file.gzipped:
-        from tunesmith.data.spreadsheets import note_sheet
-
-        return note_sheet(file.path, file.origin, file.sheet)
+def _reading_note(file: _File, facts: Mapping[str, Any]) -> str | None:
+    """Return a sentence about how the file is read, if its suffix does not say so."""
+    if facts.get("other_sheets"):
+        return f"Reading: sheet {facts['sheet']!r} of {file.origin}; not read: {', '.join(facts['other_sheets'])}."
+    if facts.get("export"):
+        return f"Reading: {file.origin} is an export of {facts['export']}. With several answers, the majority is the label."
     if file.kind == "fasttext":
-        return f"Reading: {file.origin} holds fastText lines, `__label__NAME text`."
+        return f"Reading: {file.origin} contains fastText lines, `__label__NAME text`."
     if file.dialect is not None and not file.dialect.quoting and has_quoted_cells(_first_text(file), file.dialect):
-        return f"Reading: the quotes around cells of {file.origin} are part of the cells (--quoting rfc4180: they are not)."
+        return f"Reading: quotes in {file.origin} are kept as text. Use --quoting minimal to parse them."
     if file.dialect is None or file.dialect.delimiter == ("\t" if file.kind == "tsv" else ","):
         return None
     name = DELIMITER_NAMES.get(file.dialect.delimiter, repr(file.dialect.delimiter))
@@ -398,46 +392,44 @@ def _from_file(file: _File, name: str, cache: RowCache) -> Source:
     if table is None:
         what = "a header but no rows" if file.kind in ("csv", "tsv", "sheet") else "no rows"
         raise DataError(f"the file has {what}", where=file.origin, fix="It needs at least one row.")
-    delimiter, lines = file.dialect.delimiter if file.dialect else ",", file.kind not in ("parquet", "arrow")
+    lines = file.kind not in ("parquet", "arrow")
     with binary_errors("a table", file.origin):
-        return Source(name, table.dataset(), file.origin, lines, _reading_note(file), delimiter)
+        return Source(name, table.dataset(), file.origin, lines, _reading_note(file, table.facts))
 
 
 def _make_table(file: _File, key: str, cache: RowCache) -> CachedRows | None:
-    if file.kind not in ("json", "jsonl", "fasttext"):
-        binary = file.kind in ("parquet", "arrow", "sheet")
-        return cache.build(key, _binary_batches(file, cache.root) if binary else _text_batches(file))
     from tunesmith.data.json_files import ColumnKinds, Widened
 
+    facts: dict[str, Any] = {}
+    if file.kind in ("parquet", "arrow", "sheet"):
+        return cache.build(key, _binary_batches(file, cache.root, facts), lambda: facts)
     kinds = ColumnKinds(file.origin, lines=True)
     while True:
         try:
-            return cache.build(key, _text_batches(file, kinds))
+            return cache.build(key, _text_batches(file, kinds), lambda: {"export": kinds.export})
         except Widened:
             kinds.restart()
 
 
-def _text_batches(file: _File, kinds: Any = None) -> Iterator[Any]:
-    """`kinds` is what is known of the columns of objects; the cells of delimited text are strings."""
+def _text_batches(file: _File, kinds: ColumnKinds) -> Iterator[Any]:
+    """`kinds` has the types of the columns of objects; the cells of delimited text are strings."""
+    from tunesmith.data.csv_files import delimited_batches
+    from tunesmith.data.json_files import fasttext_batches, json_batches
+
     with file.open() as stream:
         blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
         if file.dialect is not None:
-            from tunesmith.data.csv_files import delimited_batches
-
             yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad)
+        elif file.kind == "fasttext":
+            yield from fasttext_batches(blocks, origin=file.origin, kinds=kinds)
         else:
-            from tunesmith.data.json_files import fasttext_batches, json_batches
-
-            if file.kind == "fasttext":
-                yield from fasttext_batches(blocks, origin=file.origin, kinds=kinds)
-            else:
-                yield from json_batches(blocks, origin=file.origin, kinds=kinds, array_allowed=file.kind == "json")
+            yield from json_batches(blocks, origin=file.origin, kinds=kinds, array_allowed=file.kind == "json")
         if stream.sha256 != file.digest:
             fix = "Run again when it is complete."
             raise DataError("the file changed while it was read", where=file.origin, fix=fix)
 
 
-def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
+def _binary_batches(file: _File, cache_dir: Path, facts: dict[str, Any]) -> Iterator[Any]:
     from tunesmith.data.arrow_files import arrow_batches, parquet_batches
     from tunesmith.data.spreadsheets import sheet_batches
 
@@ -446,13 +438,13 @@ def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
             plain = Path(folder) / "rows"
             with file.open() as stream, create(plain) as out:
                 shutil.copyfileobj(stream, out, 1 << 20)
-            yield from _binary_batches(replace(file, path=plain, gzipped=False), cache_dir)
+            yield from _binary_batches(replace(file, path=plain, gzipped=False), cache_dir, facts)
     elif file.kind == "parquet":
         yield from parquet_batches(file.path, origin=file.origin, limits=file.limits)
     elif file.kind == "arrow":
-        yield from arrow_batches(file.path, origin=file.origin)
+        yield from arrow_batches(file.path, origin=file.origin, limits=file.limits)
     else:
-        yield from sheet_batches(file.path, origin=file.origin, sheet=file.sheet)
+        yield from sheet_batches(file.path, origin=file.origin, sheet=file.sheet, facts=facts)
 
 
 def _from_folder(path: Path, name: str, origin: str) -> Source:

@@ -38,8 +38,6 @@ class Source:
     lines: bool = False
     note: str | None = None
     """How the file was read, if that is not obvious."""
-    delimiter: str = ","
-    """The delimiter of the file, if it has lines."""
 
     @property
     def column_names(self) -> list[str]:
@@ -58,7 +56,7 @@ class Source:
 
     def type_of(self, column: str) -> Any:
         """The Arrow type of a column."""
-        return self.dataset.features.arrow_schema.field(column).type
+        return self.dataset.data.schema.field(column).type
 
     def holds_text(self, column: str) -> bool:
         """Whether the cells of a column are strings."""
@@ -122,6 +120,10 @@ class Part:
         table = self.encoded.select_columns(["labels"]).with_format("arrow")[:]
         column = table.column("labels").combine_chunks()
         return column if self.rows is None else column.take(self.rows)
+
+    def where(self, row: int) -> str:
+        """Return `train.csv:812` for a row of this part."""
+        return self.source.where(int(row if self.rows is None else self.rows[row]))
 
     @classmethod
     def of(cls, dataset: Dataset, name: str = "train") -> Part:

@@ -193,10 +193,15 @@ def strata_of(part: Part, task: Task) -> Ints:
 
 
 def _quota(strata: Ints, fraction: float) -> Ints:
-    """Rows to hold out of each stratum: the rounded share, at least one of two, never all."""
+    """Return the rows to hold out of each stratum: the rounded share, at least one of two, never all.
+
+    If one row of each of many small classes would be more than twice the fraction, the largest classes have one.
+    """
     sizes = np.bincount(strata)
     wanted = np.floor(sizes * fraction + 0.5).astype(np.int64)
     quota: Ints = np.where(sizes >= 2, np.clip(wanted, 1, sizes - 1), 0)
+    if quota.sum() > max(2 * fraction * len(strata), 20):
+        quota = np.minimum(_share_out(np.where(sizes >= 2, sizes, 0), round(fraction * len(strata))), sizes)
     return quota
 
 

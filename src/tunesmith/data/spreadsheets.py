@@ -1,108 +1,162 @@
-"""Rows that come packed: Parquet, Arrow files and streams, spreadsheets (.xlsx, .xls, .ods; every cell as the text a person would
-type).
+"""Spreadsheets (.xlsx, .xls, .ods): every cell becomes the text a person would type.
+
+The reader expands a sheet to a dense table, so that one cell in a far corner, a damaged reference or a zip bomb can exhaust the memory,
+panic or abort. It therefore runs in a separate process with limits on memory and time; this process gets a table or an error.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date, datetime, time
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunesmith.data.csv_files import Dialect, check_header
-from tunesmith.data.ready_commands import train_with
+from tunesmith.data.files import DecompressionLimits
 from tunesmith.data.source import LINE_COLUMN
 from tunesmith.errors import DataError, did_you_mean
 
 SHEET_ROWS = 10_000
-MOST_SHEET_BYTES = 2 << 30
-"""A workbook that unpacks to more than this is not read into memory."""
+MOST_MEMORY = 4 << 30
+MOST_SECONDS = 120
+MOST_ZIP_BYTES = 2 << 30
+_READER = "import sys; sys.path.append(sys.argv[1]); from tunesmith.data.spreadsheets import work; work()"
+_SAVE = "Open and save it again, or save the sheet as CSV."
 
 
-def sheet_batches(path: Path, *, origin: str, sheet: str | None = None) -> Iterator[Any]:
-    """Record batches of strings plus the row numbers of the sheet; the first row holds the column names."""
+class Sheet(NamedTuple):
+    """A sheet that has cells."""
+
+    name: str
+    width: int
+    height: int
+
+
+def sheet_batches(path: Path, *, origin: str, sheet: str | None, facts: dict[str, Any]) -> Iterator[Any]:
+    """Yield record batches of strings plus the row numbers of the sheet; the first row contains the column names.
+
+    `facts` receives the name of the sheet, and the other sheets, which are not read.
+    """
     import pyarrow as pa
 
-    rows = _read_rows(path, origin, sheet)
-    if not rows:
+    _refuse_bomb(path, origin)
+    rows = _read_rows(path, origin, sheet, facts)
+    first, header = next(rows, (0, []))
+    if not header:
         raise DataError("no sheet has rows", where=origin, fix="It needs a header and at least one row.")
-    first, header = rows[0]
     stripped = [name.strip() for name in _trimmed(header)]
     names = check_header(stripped, origin=origin, dialect=Dialect("\t", False, sure=True))
-    body = rows[1:]
-    if len(names) == 1 and body and len(_trimmed(body[0][1])) > 1:
-        fix = f"Delete what is above row {body[0][0]} and save the sheet."
+    second = next(rows, None)
+    if second is not None and len(names) == 1 and len(_trimmed(second[1])) > 1:
+        fix = f"Delete the rows above row {second[0]} and save the sheet."
         raise DataError(f"the first row is {names[0]!r}, a title, not a header", where=f"{origin}:{first}", fix=fix)
-    for number, cells in body:
-        if any(cells[len(names) :]):
-            fix = f"Name every column in row {first}."
-            raise DataError(f"{len(_trimmed(cells))} cells, expected {len(names)}", where=f"{origin}:{number}", fix=fix)
-    for start in range(0, len(body), SHEET_ROWS):
-        part = body[start : start + SHEET_ROWS]
-        full = [cells[: len(names)] + [""] * (len(names) - len(cells)) for _, cells in part]
+    rows = chain([second] if second is not None else [], rows)
+    while some := list(islice(rows, SHEET_ROWS)):
+        for number, cells in some:
+            if any(cells[len(names) :]):
+                problem = f"{len(_trimmed(cells))} cells, expected {len(names)}"
+                raise DataError(problem, where=f"{origin}:{number}", fix=f"Name every column in row {first}.")
+        full = [cells[: len(names)] + [""] * (len(names) - len(cells)) for _, cells in some]
         columns = [pa.array(column, pa.string()) for column in zip(*full, strict=True)]
-        yield pa.record_batch([*columns, pa.array([n for n, _ in part], pa.int64())], names=[*names, LINE_COLUMN])
+        yield pa.record_batch([*columns, pa.array([n for n, _ in some], pa.int64())], names=[*names, LINE_COLUMN])
 
 
-def _read_rows(path: Path, origin: str, asked: str | None) -> list[tuple[int, list[str]]]:
-    """(row number, cells) of the one sheet with a table, or of the one asked for, without empty rows."""
-    sheets = _open_sheets(path, origin)
-    name = _choose_sheet(sheets, origin, asked)
-    rows = sheets[name].to_python(skip_empty_area=True) if name is not None else []
-    top = sheets[name].start[0] + 1 if name is not None and sheets[name].start is not None else 1
-    numbered = [(top + k, [_as_typed(cell) for cell in row]) for k, row in enumerate(rows)]
-    return [(number, cells) for number, cells in numbered if any(cells)]
+def _read_rows(path: Path, origin: str, asked: str | None, facts: dict[str, Any]) -> Iterator[tuple[int, list[str]]]:
+    """Yield (row number, cells) of the one sheet with a table, or of the requested one, without empty rows."""
+    command = [sys.executable, "-c", _READER, str(Path(__file__).resolve().parents[2]), str(path), asked or ""]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            head = json.loads(process.stdout.readline() or "{}")
+            if "missing" in head:
+                fix = "pip install python-calamine, or save the sheet as CSV."
+                raise DataError("reading spreadsheets needs the package python-calamine", where=origin, fix=fix)
+            if "error" in head:
+                raise DataError(f"cannot be read as a spreadsheet ({head['error']})", where=origin, fix=_SAVE)
+            if "sheets" in head:
+                sheets = [Sheet(*sheet) for sheet in head["sheets"]]
+                name = choose_sheet(sheets, origin, asked)
+                facts |= {"sheet": name, "other_sheets": [repr(s.name) for s in sheets[:7] if s.name != name]}
+                for line in process.stdout:
+                    yield tuple(json.loads(line))
+            if process.wait() != 0:
+                problem = "cannot be read as a spreadsheet: the reader ran out of memory or time, or crashed"
+                fix = "Delete cells far outside of the table, or save the sheet as CSV."
+                raise DataError(problem, where=origin, fix=fix)
+        finally:
+            process.kill()
 
 
-def note_sheet(path: Path, origin: str, asked: str | None) -> str | None:
-    """A sentence if the workbook has other sheets that are not read."""
-    sheets = _open_sheets(path, origin)
-    name = _choose_sheet(sheets, origin, asked)
-    others = ", ".join(map(repr, [other for other in sheets if other != name][:6]))
-    return f"Reading: sheet {name!r} of {origin}; not read: {others}." if others else None
-
-
-def _choose_sheet(sheets: dict[str, Any], origin: str, asked: str | None) -> str | None:
-    """The sheet to read. If several sheets hold tables, an error asks which one."""
-    if asked is not None and asked not in sheets:
-        fix = did_you_mean(asked, tuple(sheets)) or f"Sheets with rows: {', '.join(map(repr, sheets))}."
+def choose_sheet(sheets: list[Sheet], origin: str, asked: str | None) -> str | None:
+    """Return the sheet to read. If several sheets contain tables, an error asks which one."""
+    names = [sheet.name for sheet in sheets]
+    if asked is not None and asked not in names:
+        fix = did_you_mean(asked, names) or f"Sheets with rows: {', '.join(map(repr, names))}."
         raise DataError(f"there is no sheet {asked!r} with rows", where=origin, fix=fix)
-    tables = [name for name, sheet in sheets.items() if sheet.width > 1 and sheet.height > 1]
+    tables = sorted((s for s in sheets if s.width > 1 and s.height > 1), key=lambda s: -s.height)
     if asked is None and len(tables) > 1:
-        tables.sort(key=lambda name: -sheets[name].height)
-        shown = ", ".join(f"{name!r} ({sheets[name].height - 1:,} rows)" for name in tables[:8])
-        command = train_with(origin, f"--sheet_name {shlex.quote(tables[0])}")
-        raise DataError(f"which sheet? {shown}", where=origin, fix=f"Answer for example with: {command}")
-    return asked if asked is not None else next(iter([*tables, *sheets]), None)
+        shown = ", ".join(f"{s.name!r} ({s.height - 1:,} rows)" for s in tables[:8])
+        fix = f"Set for example --sheet_name {shlex.quote(tables[0].name)}."
+        raise DataError(f"which sheet? {shown}", where=origin, fix=fix)
+    return asked if asked is not None else next((s.name for s in (*tables, *sheets)), None)
 
 
-def _open_sheets(path: Path, origin: str) -> dict[str, Any]:
-    """The sheets that have cells, in order."""
+def work() -> None:
+    """Run the reader process: print the sheets as one line of JSON, then one line per row of the chosen sheet."""
+    with suppress(ImportError, OSError, ValueError):  # not on every system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
+    path, asked = sys.argv[2], sys.argv[3] or None
     try:
         import python_calamine as calamine
     except ImportError:
-        fix = "pip install python-calamine, or save the sheet as CSV."
-        raise DataError("reading spreadsheets needs the package python-calamine", where=origin, fix=fix) from None
-    _refuse_bomb(path, origin)
+        _say({"missing": True})
+        return
     try:
-        book = calamine.load_workbook(str(path))
-        found = {name: book.get_sheet_by_name(name) for name in book.sheet_names}
+        book = calamine.load_workbook(path)
+        found = {name: sheet for name in book.sheet_names if (sheet := book.get_sheet_by_name(name)).height}
     except (calamine.CalamineError, OSError, ValueError) as error:
-        problem = f"cannot be read as a spreadsheet ({str(error)[:120]})"
-        raise DataError(problem, where=origin, fix="Open and save it again, or save the sheet as CSV.") from None
-    return {name: sheet for name, sheet in found.items() if sheet.height}
+        _say({"error": " ".join(str(error).split())[:120]})
+        return
+    sheets = [Sheet(name, sheet.width, sheet.height) for name, sheet in found.items()]
+    _say({"sheets": sheets})
+    try:
+        name = choose_sheet(sheets, path, asked)
+    except DataError:  # the other process raises it
+        return
+    for number, row in enumerate(found[name].iter_rows() if name is not None else (), start=1):
+        cells = _trimmed([_as_typed(cell) for cell in row])
+        if cells:
+            _say([number, cells])
+
+
+def _say(value: Any) -> None:
+    sys.stdout.write(f"{json.dumps(value)}\n")
 
 
 def _refuse_bomb(path: Path, origin: str) -> None:
     if not zipfile.is_zipfile(path):
         return
-    with zipfile.ZipFile(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-    if size > MOST_SHEET_BYTES:
-        problem = f"unpacks to {size:,} bytes, which is too much for a sheet"
-        raise DataError(problem, where=origin, fix="Save it as CSV.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise DataError(f"cannot be read as a spreadsheet ({error})", where=origin, fix=_SAVE) from None
+    limits = DecompressionLimits()
+    dense = size > limits.ratio_free_bytes and size > limits.max_ratio * path.stat().st_size
+    if dense or size > MOST_ZIP_BYTES:
+        raise DataError(
+            f"unpacks to {size:,} bytes, which is too much for a sheet", where=origin, fix="Save it as CSV."
+        )
 
 
 def _as_typed(cell: Any) -> str:

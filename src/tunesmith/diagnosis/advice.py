@@ -112,10 +112,10 @@ def audit_command(reading: Reading) -> str:
 
 
 def inspect_command(reading: Reading) -> str:
-    """Some rows as the model sees them."""
+    """Advice to look at some rows."""
     file = _file(reading, "train_file")
-    rows = "tunesmith inspect" if file is None else f"tunesmith inspect --train_file {file} --rows 0,1,2,3,4"
-    return f"{rows}: read some rows beside their labels; check --text_column_names and --label_column_name"
+    rows = "the training data" if file is None else file
+    return f"read some rows of {rows} with their labels; check --text_column_names and --label_column_name"
 
 
 def own_split_flags(reading: Reading) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -115,13 +114,12 @@ def export_model(
     target: Path, weights: dict[str, Any], describe: Callable[[Path], None], card: str, meta: dict[str, Any]
 ) -> None:
     """Write the model folder and publish it with one rename. `meta` is stored in its manifest."""
-    from tunesmith.training.checkpoint import WEIGHTS, write_tensors
+    from tunesmith.training.checkpoint import WEIGHTS, write_files
 
-    def fill(folder: Path) -> dict[str, Future[str]]:
-        written = write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})
+    def fill(folder: Path) -> None:
+        write_files(folder, {WEIGHTS: weights})
         describe(folder)
         write_new(folder / "README.md", card.encode())
-        return {WEIGHTS: written}
 
     size = sum(t.numel() * t.element_size() for t in weights.values())
     write_sealed(target, fill, {"kind": "model", **meta}, bytes_needed=size)

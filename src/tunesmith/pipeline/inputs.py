@@ -148,7 +148,7 @@ def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) ->
     problems += [f"--report_to {name} needs the package {name}. {fix}" for name in trackers]
     if config.recipe == "best" and not one_of_many:
         problems.append(
-            "--recipe best trains several models. Use `tunesmith train`, or run_best of tunesmith.tuning.best_model."
+            "--recipe best trains several models. Use `tunesmith train`, or tunesmith.tuning.best.run_best."
         )
     elif config.time_budget is not None and not one_of_many:
         problems.append(

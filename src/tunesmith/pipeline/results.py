@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tunesmith.config.schema import dump_value
 from tunesmith.events import RowsEvaluated
@@ -246,14 +247,19 @@ def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[A
     return [names[i] if i >= 0 else None for i in labels[:n]]
 
 
-def write_model(run: RunDir, prepared: Prepared, card: str) -> None:
-    """Write model/ and its card. Its manifest contains the identity of the run and the hashes of its result files."""
-    state = prepared.state
-    weights = contiguous(state.model.state_dict())
-    require_finite(weights, state.step)
+def final_weights(prepared: Prepared) -> dict[str, torch.Tensor]:
+    """Return the weights of the model folder, on the CPU; a NumericsError if one is NaN or infinite."""
+    weights = contiguous(prepared.state.model.state_dict())
+    require_finite(weights, prepared.state.step)
+    return weights
+
+
+def write_model(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor], card: str) -> None:
+    """Write model/ and the model card. The manifest has the identity of the run and the hashes of its result files."""
+    describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
     results = {f.name: hash_file(f) for f in (run.metrics_file, run.predictions_file) if f.is_file()}
-    meta = {"step": state.step, RESULTS: results, **prepared.identity.to_json()}
-    export_model(run.model, weights, describe_model(state.model, prepared.tokenizer, prepared.facts), card, meta)
+    meta = {"step": prepared.state.step, RESULTS: results, **prepared.identity.to_json()}
+    export_model(run.model, weights, describe, card, meta)
     write_file(run.card_file, card.encode())
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tunesmith.pipeline.prepare import Prepared
     from tunesmith.training.evaluation import Predictions
     from tunesmith.training.loop import Evaluate
-    from tunesmith.training.run_writer import RunKeeper
+    from tunesmith.training.run_writer import RunWriter
     from tunesmith.training.state import TrainState
 
 INPUTS = (
@@ -117,11 +117,11 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
     from tunesmith.inference.model_folder import describe_model
     from tunesmith.pipeline.plan import announce_plan
     from tunesmith.training.distributed import RankRoster
-    from tunesmith.training.run_writer import RunKeeper
+    from tunesmith.training.run_writer import RunWriter
 
     config, state, plan = prepared.config, prepared.state, prepared.plan
     ending = ending or RunEnding()
-    keeper = RunKeeper(
+    keeper = RunWriter(
         run,
         state,
         prepared.identity,
@@ -146,7 +146,7 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
         return _finish(run, prepared, keeper, watch, ending, seen)
 
 
-def _begin(run: RunDir, prepared: Prepared, keeper: RunKeeper) -> None:
+def _begin(run: RunDir, prepared: Prepared, keeper: RunWriter) -> None:
     """Start or resume. A run that is refused keeps its run.yaml: `tunesmith resume` uses it."""
     plan, is_main, fresh = prepared.plan, prepared.runtime.is_main, not run.checkpoints()
     if is_main:
@@ -210,7 +210,7 @@ def _make_trackers(run: RunDir, prepared: Prepared) -> list[Callable[[Event], No
     return [Trackers(names, arguments, prepared.state.model, every, plan.num_steps)]
 
 
-def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper, seen: dict[int, Predictions]) -> Evaluate:
+def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunWriter, seen: dict[int, Predictions]) -> Evaluate:
     """A function that evaluates the validation split and a sample of the training examples.
 
     `seen` receives the predictions for the validation split of the last step and of the best one, by step.
@@ -265,7 +265,7 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper, seen: di
 def _finish(
     run: RunDir,
     prepared: Prepared,
-    keeper: RunKeeper,
+    keeper: RunWriter,
     watch: Watch,
     ending: RunEnding,
     seen: dict[int, Predictions],
@@ -273,6 +273,7 @@ def _finish(
     """Score the best weights, write the model folder and the results, end the event log, then draw the report."""
     from tunesmith.pipeline.results import (
         draw_and_explain,
+        final_weights,
         move_thresholds,
         predict_splits,
         score_splits,
@@ -288,13 +289,15 @@ def _finish(
     known = seen.get(best_step or state.step) if ending.change is RunEnding.change else None
     with keeper.best_weights() as best:
         settle_weights(prepared, best, ending.change)
+        weights = final_weights(prepared)
         predictions = predict_splits(prepared, watch.progress, known)
     prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
     scores = score_splits(prepared, predictions) | ending.scores
     diagnosis: list[str] = []
     if is_main:
         write_results(run, prepared, predictions, scores)
-        write_model(run, prepared, write_card(prepared, scores, steps=state.step, best_step=best_step))
+        card = write_card(prepared, scores, steps=state.step, best_step=best_step)
+        write_model(run, prepared, weights, card)
         keeper.end("early_stopping" if state.step < keeper.plan.num_steps else "completed")
         diagnosis = draw_and_explain(run) if watch.pages else []
         if not watch.pages or (config.save_strategy is None and config.save_total_limit == 1):

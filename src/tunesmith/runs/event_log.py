@@ -54,7 +54,7 @@ MAX_LINE = 1_000_000
 LOST_JOURNAL = "journal.jsonl was gone: the curves begin here, what came before is lost"
 """What a resume notes where there is no journal."""
 
-_STEP_DONE = b'{"event": "StepDone", "step": '
+_STEP_DONE, _RESUMED = b'{"event": "StepDone", "step": ', b'{"event": "Resumed", "step": '
 """How `encode_event` begins a StepDone line: lets a million of them be told apart without parsing."""
 
 
@@ -155,23 +155,31 @@ def _end_of_last_line(file: BinaryIO, path: Path, size: int) -> int:
     return 0
 
 
-def truncate_journal(path: str | Path, step: int) -> int:
-    """Drops everything that came after the safe point of `step`, in one atomic rename; gives the lines dropped.
+def truncate_journal(path: str | Path, step: int, *, complete: bool = False) -> int:
+    """Drop everything after the safe point of `step`, in one atomic rename; return the number of lines dropped.
 
-    Kept: events with `event.step <= step`, so that the run that resumes there writes the rest again, once.
-    Two exceptions: `EpochStarted(step=step)`, which begins the next epoch, and every `RunEnded`, since a run that
-    resumes has not ended. With `step` 0 nothing was computed yet: only RunStarted, Resumed and Note of step 0 stay.
+    Kept: events with `event.step <= step`, so that the run that resumes there writes the rest again, once. Two exceptions:
+    `EpochStarted(step=step)`, which begins the next epoch, and every `RunEnded`. With `step` 0, only RunStarted, Resumed and Note
+    of step 0 stay. With `complete`, a log that ends before `step` is a CheckpointError: its steps would be missing from then on.
     """
     path = Path(path)
     if not path.exists():
         return 0
-    dropped = 0
+    dropped = last = 0
     with open(open_regular(path), "rb") as lines, replacing(path) as out:
         for number, line in enumerate(lines, start=1):
-            if line.endswith(b"\n") and _survives(line, step, where=f"{path}:{number}"):
-                out.write(line)
-            else:
+            if not line.endswith(b"\n") or not _survives(line, step, where=f"{path}:{number}"):
                 dropped += 1
+                continue
+            out.write(line)
+            if line.startswith((_STEP_DONE, _RESUMED)):
+                last = max(last, int(line.split(b'"step": ', 1)[1].split(b",", 1)[0]))
+        if complete and last < step:
+            raise CheckpointError(
+                f"ends after step {last}, but the checkpoint is from step {step}: steps {last + 1} to {step} are missing",
+                where=str(path),
+                fix="Restore the file from a copy, or delete it to resume without the earlier curves.",
+            )
     return dropped
 
 

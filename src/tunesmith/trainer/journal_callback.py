@@ -1,6 +1,6 @@
 """A callback that lets plain `transformers.Trainer` write our journal, so that its runs get curves, diagnosis and report.
 
-    trainer.add_callback(JournalCallback())      # then: tunesmith curves OUTPUT_DIR, tunesmith diagnose OUTPUT_DIR
+    trainer.add_callback(JournalCallback())      # then: tunesmith report OUTPUT_DIR
 
 transformers logs the mean loss since the last log: set `logging_steps=1` for raw values. It also hides a NaN loss (as the mean
 of the other steps, or 0.0); the gradient norm gives it away, so such a step becomes a gap here.

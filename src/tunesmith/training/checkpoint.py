@@ -1,18 +1,18 @@
-"""A checkpoint: every piece of a TrainState in a sealed folder. safetensors and JSON only: nothing is ever unpickled."""
+"""Checkpoints: what a run saves, how it is verified, and how a run continues from it.
+
+A checkpoint is a folder with a manifest (runs/manifest.py) that contains every piece of a TrainState. Files are safetensors and
+JSON only; nothing is unpickled.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,78 +27,185 @@ from tunesmith.files import MAX_JSON_BYTES, read_plain
 from tunesmith.models.families import ADAPTER, adapter_files, has_adapters, trained_beside
 from tunesmith.runs.folder import RunDir, checkpoint_step
 from tunesmith.runs.manifest import read_manifest, retire, verify, write_sealed
-from tunesmith.runs.writing import create, hash_file, write_new
-from tunesmith.training.aside import beside_steps, buffered
+from tunesmith.runs.writing import create, write_new
 from tunesmith.training.serialization import from_plain, to_plain
-from tunesmith.training.state import TrainState, generator_states, restore_generators
-from tunesmith.training.stopping import BestSoFar
+from tunesmith.training.state import BestSoFar, TrainState, generator_states, restore_generators
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+BESIDE = "trained.safetensors"
+"""With adapters only: trained tensors that the adapter files don't contain as they are, under the model's own names."""
 OPTIMIZER, GENERATORS, STATE = "optimizer.safetensors", "generators.safetensors", "state.json"
 PIECES = (OPTIMIZER, GENERATORS, STATE)
-"""Beside the weights (weight_files.py)."""
+"""Files of every checkpoint in addition to the weights."""
 VOCABULARY = "vocabulary.safetensors"
-"""Only where weight decay shrinks embedding rows that do not occur in the data: their values before any decay."""
+"""Only if weight decay shrinks embedding rows that don't occur in the data: their values before any decay."""
+MARK = "sha256:"
+
+log = logging.getLogger(__name__)
+
+Tensors = dict[str, torch.Tensor]
+
+
+# Which run a checkpoint belongs to
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The run that a checkpoint belongs to. A resume compares every field."""
+
+    run_id: str
+    data: str
+    config: dict[str, Any]
+    labels: dict[str, Any]
+    versions: dict[str, str | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dict for the manifest."""
+        return asdict(self)
+
+
+def content_mark(*parts: str) -> str:
+    """Return a hash that stands for something too large to show; a difference is reported only as "changed"."""
+    return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+TOKENIZER_FILE = "tokenizer.json"
+"""An entry that checkpoints of earlier versions lack."""
+
+
+def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]:
+    """Compare a checkpoint's run with this one: (changes that make it a different run, changed versions)."""
+    stored = read_manifest(folder)
+    known = isinstance(stored.get("config"), dict) and isinstance(stored.get("versions"), dict)
+    if not known or not {"data", "labels"} <= stored.keys():
+        raise CheckpointError("does not say what its run was made from", where=str(folder))
+    old, new = stored["config"], identity.config
+    names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
+    names = [k for k in names if k != TOKENIZER_FILE or k in old]
+    found = []
+    if stored["data"] != identity.data and not any(k.endswith(" data") for k in names):
+        found.append("the training data changed")
+    if stored["labels"] != identity.labels:
+        found.append(f"the labels were {stored['labels']} and are {identity.labels}")
+    found += [_change(k, repr(old.get(k)), repr(new.get(k))) for k in names]
+    old, new = stored["versions"], identity.versions
+    return found, [_change(k, str(old.get(k)), str(new.get(k))) for k in {**new, **old} if old.get(k) != new.get(k)]
+
+
+def _change(name: str, old: str, new: str) -> str:
+    return f"{name} changed" if MARK in old + new else f"{name} was {old} and is {new}"
+
+
+# Saving
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`files` are tensors by file and name; `state` is the text of state.json; `meta` goes into the manifest."""
+    """The content of a checkpoint: tensors by file and name, the text of state.json, and the fields of the manifest."""
 
-    files: dict[str, dict[str, torch.Tensor]]
+    files: dict[str, Tensors]
     state: str
     meta: dict[str, Any]
 
-    @property
-    def size(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.numel() * t.element_size() for tensors in self.files.values() for t in tensors.values())
-
     def write(self, folder: Path, describe: Callable[[Path], None] | None) -> None:
-        """Publishes it as a sealed folder. `describe` writes what makes it loadable elsewhere (config, tokenizer)."""
+        """Publish it as a folder with a manifest. `describe` writes config and tokenizer."""
 
-        def fill(tmp: Path) -> dict[str, Future[str]]:
+        def fill(tmp: Path) -> None:
             if describe is not None:
-                # first: it may write weights of its own, and the hashes below are of what is written here
                 describe(tmp)
-            known = write_files(tmp, self.files)
+            write_files(tmp, self.files)
             write_new(tmp / STATE, self.state.encode())
-            return known
 
-        write_sealed(folder, fill, self.meta, bytes_needed=self.size)
-
-    def copied(self, buffers: dict[str, torch.Tensor]) -> Snapshot:
-        """The same on the CPU, in memory of its own; what a device computes meanwhile does not wait for it."""
-        devices = {tensor.device for tensors in self.files.values() for tensor in tensors.values() if tensor.is_cuda}
-        with beside_steps(devices.pop() if devices else torch.device("cpu")):
-            files = {
-                file: {name: buffered(buffers, tensor, f"{file}/{name}") for name, tensor in tensors.items()}
-                for file, tensors in self.files.items()
-            }
-        return replace(self, files=files)
+        size = sum(t.numel() * t.element_size() for tensors in self.files.values() for t in tensors.values())
+        write_sealed(folder, fill, self.meta, bytes_needed=size)
 
 
-@dataclass
-class Due:
-    """A checkpoint that is to be published by a thread; `improved`: it holds the best weights so far."""
+def save_checkpoint(
+    folder: Path, state: TrainState, identity: Identity, *, describe: Callable[[Path], None] | None = None
+) -> None:
+    """Save the state as `folder`. All ranks call it; only rank 0 writes. `describe` writes config and tokenizer."""
+    snapshot = capture(state, identity)
+    if snapshot is not None:
+        snapshot.write(folder, describe)
+    state.runtime.barrier()
 
-    step: int
-    snapshot: Snapshot
-    improved: bool
+
+def capture(state: TrainState, identity: Identity, buffers: Tensors | None = None) -> Snapshot | None:
+    """Return the content of a checkpoint of this moment; None on ranks other than 0. All ranks call it.
+
+    With `buffers`, every tensor is copied into them, so that training can continue while the snapshot is written.
+    """
+    state.require_whole("they are not saved")
+    generators = state.runtime.gather_objects(generator_states(state.runtime.device))
+    if not state.runtime.is_main:
+        return None
+    optimizer, plain = pack_optimizer(state.optimizer)
+    files = {
+        **weight_files(state.model, whole_weights(state), buffers),
+        OPTIMIZER: contiguous(optimizer, buffers, OPTIMIZER),
+        GENERATORS: {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()},
+    }
+    if buffers is not None and state.runtime.device.type == "cuda":
+        torch.cuda.synchronize(state.runtime.device)
+    for name, tensors in files.items():
+        if is_weights(name):
+            require_finite(tensors, state.step)
+    if state.cut is not None and float(state.cut.kept) != 1.0:
+        files[VOCABULARY] = contiguous(state.cut.state_dict(), buffers, VOCABULARY)
+    scale = state.loss_scale
+    text = {
+        "step": state.step,
+        "progress": asdict(state.progress),
+        "rows_limit": state.rows_limit,
+        "evaluation_due": state.evaluation_due,
+        "vocabulary": None if state.cut is None else "decayed" if VOCABULARY in files else "plain",
+        "vocabulary_given_up": state.strategies is not None and "restrict_vocabulary" in state.strategies.dropped,
+        "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
+        "optimizer": plain,
+        "generators": [g["plain"] for g in generators],
+        "extra": state.extra,
+    }
+    meta = {"kind": "checkpoint", "step": state.step, **identity.to_json()}
+    return Snapshot(files, json.dumps(text, allow_nan=False), meta)
 
 
-def write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, Future[str]]:
-    """Writes tensors by file and name; returns futures of their sha256. Files of weights carry the format `pt`."""
-    known = {}
+def full_weights(state: TrainState) -> Tensors:
+    """Return the model's tensors on the CPU as transformers stores them, with the whole vocabulary."""
+    return contiguous(whole_weights(state))
+
+
+def whole_weights(state: TrainState) -> Tensors:
+    """Return the model's tensors where they are, with the whole vocabulary."""
+    tensors: Tensors = state.model.state_dict()
+    if state.cut is not None:
+        tensors[_embedding_name(state.model)] = state.cut.table()
+    return tensors
+
+
+def _embedding_name(model: nn.Module) -> str:
+    weight = model.get_input_embeddings().weight  # type: ignore[operator]
+    return next(name for name, parameter in model.named_parameters() if parameter is weight)
+
+
+def bytes_of(state: TrainState) -> tuple[int, int]:
+    """Return the expected size on disk of (the weights, a whole checkpoint)."""
+    weights = sum(t.numel() * t.element_size() for t in state.model.state_dict().values())
+    if state.cut is not None:
+        whole = state.cut.size * int(state.model.get_input_embeddings().weight.shape[1]) * 4  # type: ignore[operator]
+        weights += whole * (2 if state.cut_decay else 1)
+    moments = sum(2 * p.numel() * p.element_size() for g in state.optimizer.param_groups for p in g["params"])
+    return weights, weights + moments
+
+
+def write_files(folder: Path, files: Mapping[str, Tensors]) -> None:
+    """Write tensors by file and name. Weight files have the format `pt`, as transformers expects."""
     for name, tensors in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).unlink(missing_ok=True)  # a model's own way to save may have written it
-        metadata = {"format": "pt"} if name.endswith((WEIGHTS, ADAPTER)) else None
-        known[name] = write_tensors(folder / name, tensors, metadata=metadata)
-    return known
+        save_file(tensors, folder / name, metadata={"format": "pt"} if name.endswith((WEIGHTS, ADAPTER)) else None)
 
 
 def link_files(source: Path, target: Path, names: list[str]) -> None:
-    """Files of one folder in another: hard links where the disk can, so they cost nothing."""
+    """Put files of one folder into another, as hard links if the file system supports them."""
     for name in names:
         (target / name).parent.mkdir(exist_ok=True)
         try:
@@ -108,114 +215,104 @@ def link_files(source: Path, target: Path, names: list[str]) -> None:
                 shutil.copyfileobj(old, new)
 
 
-def save_checkpoint(
-    folder: Path, state: TrainState, identity: Identity, *, describe: Callable[[Path], None] | None = None
-) -> None:
-    """Publishes the state as `folder`. `describe` writes what makes it loadable elsewhere (config, tokenizer).
+def weight_files(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], buffers: Tensors | None = None
+) -> dict[str, Tensors]:
+    """Return tensors by file and name, ready for safetensors. For a model with adapters: only the trained tensors."""
+    if not has_adapters(model):
+        return {WEIGHTS: contiguous(tensors, buffers, WEIGHTS)}
+    files = {name: contiguous(held, buffers, name) for name, held in adapter_files(model, tensors).items()}
+    beside = trained_beside(model, tensors, adapter_files(model, tensors, embeddings=False))
+    return {**files, BESIDE: contiguous(beside, buffers, BESIDE)} if beside else files
 
-    All ranks call it; rank 0 alone writes, between two barriers.
+
+def contiguous(tensors: Mapping[str, torch.Tensor], buffers: Tensors | None = None, file: str = "") -> Tensors:
+    """Return tensors on the CPU, ready for safetensors: contiguous and without shared memory.
+
+    With `buffers`, each is a copy in memory that later calls use again: fresh memory costs five times as much as the copy.
+    Copies from a GPU are not synchronized.
     """
-    snapshot = capture(state, identity)
-    if snapshot is not None:
-        snapshot.write(folder, describe)
-    state.runtime.barrier()
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        if buffers is None:
+            tensor = tensor.cpu().contiguous()
+            out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+            seen.add(tensor.data_ptr())
+            continue
+        held = buffers.get(f"{file}/{name}")
+        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+            held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            buffers[f"{file}/{name}"] = held
+        out[name] = held.copy_(tensor, non_blocking=True)
+    return out
 
 
-def capture(
-    state: TrainState, identity: Identity, buffers: dict[str, torch.Tensor] | None = None, *, stays: bool = False
-) -> Snapshot | None:
-    """What a checkpoint of this moment holds, on rank 0; None on the others. All ranks call it.
-
-    Tensors that are on the CPU already are the run's own: a caller that continues training copies them first. Those of a device
-    are copied into `buffers`, which must not be in use; or on the device itself, where the copy `stays`; then what the
-    optimizer has on the CPU is copied too.
-    """
-    state.require_whole("they are not saved")
-    generators = state.runtime.gather_objects(generator_states(state.runtime.device))
-    if not state.runtime.is_main:
-        return None
-    take: Take | None = _clone if stays else None if buffers is None else partial(buffered, buffers)
-    weights = weight_files(state.model, _whole_tensors(state), take)
-    tensors, plain = pack_optimizer(state.optimizer)
-    tensors = contiguous(tensors, take, OPTIMIZER)
-    if stays:  # some optimizers count their steps on the host
-        tensors = {name: tensor if tensor.is_cuda else tensor.clone() for name, tensor in tensors.items()}
-    for held in weights.values():
-        require_finite(held, state.step)
-    files = {
-        **weights,
-        OPTIMIZER: tensors,
-        GENERATORS: {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()},
-    }
-    if state.cut is not None and float(state.cut.kept) != 1.0:
-        files[VOCABULARY] = state.cut.state_dict()
-    if stays:
-        torch.cuda.synchronize(state.runtime.device)
-    text = json.dumps(_plain_state(state, plain, generators), allow_nan=False)
-    return Snapshot(files, text, {"kind": "checkpoint", "step": state.step, **identity.to_json()})
+def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
+    """Raise a NumericsError for NaN or infinite weights before they are saved: an update can overflow even if its gradient did not."""
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
+            raise NumericsError(
+                f"step {step}: weight {name} is not finite; it was not saved",
+                fix="Lower --learning_rate; the last checkpoint holds finite weights.",
+            )
 
 
-def _clone(tensor: torch.Tensor, key: str) -> torch.Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
+# Verifying, finding and deleting
 
 
-def full_weights(state: TrainState) -> dict[str, torch.Tensor]:
-    """The model's tensors as transformers stores them, on the CPU, with the whole vocabulary."""
-    return contiguous(_whole_tensors(state))
+def verify_checkpoint(folder: Path) -> dict[str, Any]:
+    """Return the manifest of an intact checkpoint; a CheckpointError names the first damaged file."""
+    return verify(folder)
 
 
-def _whole_tensors(state: TrainState) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = state.model.state_dict()
-    if state.cut is not None:
-        tensors[_embedding_name(state.model)] = state.cut.table()
-    return tensors
+def newest_intact(run: RunDir, run_id: str | None = None) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the newest checkpoint that verifies and why each newer one was skipped; of this run if it has any."""
+    skipped: list[str] = []
+    mine = [f for f in run.checkpoints() if run_id is None or belongs_to(f, run_id, damaged=True)]
+    for folder in reversed(mine or run.checkpoints()):
+        try:
+            verify_checkpoint(folder)
+        except CheckpointError as error:
+            skipped.append(error.line())
+            continue
+        return folder, tuple(skipped)
+    return None, tuple(skipped)
 
 
-def bytes_of(state: TrainState) -> tuple[int, int]:
-    """(bytes of the weights, bytes of a whole checkpoint) to be expected on disk."""
-    weights = sum(t.numel() * t.element_size() for t in state.model.state_dict().values())
-    if state.cut is not None:
-        whole = state.cut.size * int(state.model.get_input_embeddings().weight.shape[1]) * 4  # type: ignore[operator]
-        weights += whole * (2 if state.cut_decay else 1)
-    moments = sum(2 * p.numel() * p.element_size() for g in state.optimizer.param_groups for p in g["params"])
-    return weights, weights + moments
-
-
-def _embedding_name(model: nn.Module) -> str:
-    weight = model.get_input_embeddings().weight  # type: ignore[operator]
-    return next(name for name, parameter in model.named_parameters() if parameter is weight)
-
-
-def _plain_state(state: TrainState, optimizer: dict[str, Any], generators: list[dict[str, Any]]) -> dict[str, Any]:
-    scale = state.loss_scale
-    return {
-        "step": state.step,
-        "progress": state.progress.to_json(),
-        "rows_limit": state.rows_limit,
-        "evaluation_due": state.evaluation_due,
-        "vocabulary": None if state.cut is None else "decayed" if float(state.cut.kept) != 1.0 else "plain",
-        "vocabulary_given_up": state.strategies is not None and "restrict_vocabulary" in state.strategies.dropped,
-        "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
-        "optimizer": optimizer,
-        "generators": [g["plain"] for g in generators],
-        "extra": state.extra,
-    }
-
-
-def _read_state(file: Path) -> dict[str, Any]:
+def belongs_to(folder: Path, run_id: str, *, damaged: bool = False) -> bool:
+    """Return whether a checkpoint is part of this run; `damaged` is the result for one that can't be read."""
     try:
-        plain = json.loads(read_plain(file, MAX_JSON_BYTES)) if file.is_file() else {}
-    except (ValueError, RecursionError):
-        plain = None
-    if not isinstance(plain, dict):
-        raise CheckpointError("is not the state of a run", where=str(file))
-    return plain
+        return bool(read_manifest(folder)["run_id"] == run_id)
+    except (CheckpointError, KeyError):
+        return damaged
+
+
+def rotate(
+    run: RunDir, run_id: str, *, keep: int, last: int, best: Path | None = None, newest: bool = True
+) -> list[Path]:
+    """Delete the oldest checkpoints of this run until `keep` are left; `last` is the step of the newest published one.
+
+    The `best` one stays, and so does the newest unless `newest` is False. One with a higher step is damaged (a resume skipped
+    it): it is neither deleted nor counted, so it never replaces an intact one.
+    """
+    mine = [f for f in run.checkpoints() if checkpoint_step(f) <= last and belongs_to(f, run_id)]
+    home = None if best is None else best.resolve()
+    kept = {f for f in mine[-1:] if newest} | {f for f in mine if f.resolve() == home}
+    old = [f for f in mine if f not in kept][: max(len(mine) - max(keep, len(kept)), 0)]
+    for folder in old:
+        retire(folder)
+    return old
+
+
+# Loading
 
 
 def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -> None:
-    """Loads a verified checkpoint into the state. A missing piece is refused: there is no partial resume.
+    """Load a verified checkpoint into the state. A missing piece is an error: there is no partial resume.
 
-    Without `settings` the optimizer's groups (rate, decay, ...) stay as this run has made them.
+    Without `settings`, the optimizer's groups (learning rate, weight decay, ...) stay as this run created them.
     """
     plain = _read_state(folder / STATE)
     for piece in (*PIECES, VOCABULARY) if plain.get("vocabulary") == "decayed" else PIECES:
@@ -229,14 +326,26 @@ def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -
         raise CheckpointError(f"does not hold a complete state: {error}", where=str(folder)) from error
 
 
+def _read_state(file: Path) -> dict[str, Any]:
+    try:
+        plain = json.loads(read_plain(file, MAX_JSON_BYTES)) if file.is_file() else {}
+    except (ValueError, RecursionError):
+        plain = None
+    if not isinstance(plain, dict):
+        raise CheckpointError("is not the state of a run", where=str(file))
+    return plain
+
+
 def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, settings: bool) -> None:
     if plain.get("vocabulary_given_up") and state.cut is not None:
         state.stop_cutting("it was off when the checkpoint was saved")
     if (plain["vocabulary"] is None) != (state.cut is None):
-        raise CheckpointError("has a cut vocabulary on one side only (restrict_vocabulary)", where=str(folder))
-    _load_weights_into(state, folder)
-    tensors = load_file(folder / OPTIMIZER)
-    unpack_optimizer(state.optimizer, tensors, plain["optimizer"], str(folder), settings=settings)
+        raise CheckpointError("was saved with a different setting of restrict_vocabulary", where=str(folder))
+    if state.cut is None:
+        load_weights(state.model, folder)
+    else:
+        _load_vocabulary(state, folder)
+    unpack_optimizer(state.optimizer, load_file(folder / OPTIMIZER), plain["optimizer"], str(folder), settings=settings)
     state.step = int(plain["step"])
     state.phase = "done"
     state.optimizer.zero_grad(set_to_none=True)
@@ -252,224 +361,42 @@ def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, sett
         restore_generators(load_file(folder / GENERATORS), plain["generators"][rank], rank, state.runtime.device)
 
 
-def _load_weights_into(state: TrainState, folder: Path) -> None:
-    """Weights of a checkpoint, also where the state trains a cut vocabulary."""
-    if state.cut is None:
-        load_weights(state.model, folder)
+def _load_vocabulary(state: TrainState, folder: Path) -> None:
+    """Load the weights into a model that trains only the embedding rows that occur in the data."""
+    assert state.cut is not None
+    stored = read_weights(folder)
+    name = _embedding_name(state.model)
+    if (folder / VOCABULARY).is_file():
+        state.cut.load_state_dict(load_file(folder / VOCABULARY))
     else:
-        stored = read_weights(folder)
-        name = _embedding_name(state.model)
-        cut = {
-            "table": stored[name],
-            "ids": torch.from_numpy(state.cut.ids),
-            "kept": torch.ones((), dtype=torch.float64),
-        }
-        state.cut.load_state_dict(load_file(folder / VOCABULARY) if (folder / VOCABULARY).is_file() else cut)
-        stored[name] = state.model.state_dict()[name]
-        copy_weights(state.model, stored, str(folder / WEIGHTS))
+        ids, kept = torch.from_numpy(state.cut.ids), torch.ones((), dtype=torch.float64)
+        state.cut.load_state_dict({"table": stored[name], "ids": ids, "kept": kept})
+    stored[name] = state.model.state_dict()[name]
+    copy_weights(state.model, stored, str(folder / WEIGHTS))
 
 
-MARK = "sha256:"
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Copy the weights of a checkpoint into the model, in place. Names and shapes must match."""
+    if not has_adapters(model):
+        copy_weights(model, read_weights(folder), str(folder / WEIGHTS))
+        return
+    own = model.state_dict()
+    files = adapter_files(model, own, embeddings=False)
+    held = {id(tensor) for tensor in own.values()}
+    for file, tensors in files.items():
+        stored = _read(folder, file)
+        # BESIDE contains the originals of tensors that PEFT computes; embeddings of a resized vocabulary are not trained.
+        mine = {key: tensor for key, tensor in tensors.items() if id(tensor) in held}
+        _copy(mine, {key: stored[key] for key in stored if key in mine}, str(folder / file))
+    beside = trained_beside(model, own, files)
+    if beside:
+        _copy(beside, _read(folder, BESIDE), str(folder / BESIDE))
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What a checkpoint belongs to. A resume compares every field."""
-
-    run_id: str
-    data: str
-    config: dict[str, Any]
-    labels: dict[str, Any]
-    versions: dict[str, str | None]
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict for the manifest."""
-        return asdict(self)
-
-
-def content_mark(*parts: str) -> str:
-    """How an identity holds something too large to be shown: a hash of it, which is reported only as "changed"."""
-    return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-TOKENIZER_FILE = "tokenizer.json"
-"""An entry that checkpoints of earlier versions lack."""
-
-
-def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]:
-    """The differences between a checkpoint's run and this one, in words: (those that make it another run; libraries and others
-    that are only reported, where an exact resume is not promised)."""
-    stored = read_manifest(folder)
-    known = isinstance(stored.get("config"), dict) and isinstance(stored.get("versions"), dict)
-    if not known or not {"data", "labels"} <= stored.keys():
-        raise CheckpointError("does not say what its run was made from", where=str(folder))
-    old, new = stored["config"], identity.config
-    names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
-    names = [k for k in names if k != TOKENIZER_FILE or k in old]
-    found = []
-    if stored["data"] != identity.data and not any(k.endswith(" data") for k in names):
-        found.append("the training data changed")
-    if stored["labels"] != identity.labels:
-        found.append(f"the labels were {stored['labels']} and are {identity.labels}")
-    found += [_in_words(k, repr(old.get(k)), repr(new.get(k))) for k in names]
-    old, new = stored["versions"], identity.versions
-    return found, [_in_words(k, str(old.get(k)), str(new.get(k))) for k in {**new, **old} if old.get(k) != new.get(k)]
-
-
-def _in_words(name: str, old: str, new: str) -> str:
-    return f"{name} changed" if MARK in old + new else f"{name} was {old} and is {new}"
-
-
-def verify_checkpoint(folder: Path) -> dict[str, Any]:
-    """The manifest of an intact checkpoint, as `verify` gives it. Weights that were cut into shards since it was written must
-    be the same tensors, bit for bit: put together they have the hash of the file that they replace."""
-    files = read_manifest(folder)["files"]
-    cut = WEIGHTS in files and INDEX not in files and not (folder / WEIGHTS).exists() and (folder / INDEX).is_file()
-    if cut and hash_tensors(read_shards(folder), metadata={"format": "pt"}) != files[WEIGHTS]["sha256"]:
-        raise CheckpointError(f"its tensors are not those of the {WEIGHTS} that was written", where=str(folder / INDEX))
-    return verify(folder, names=set(files) - {WEIGHTS} if cut else None)
-
-
-def newest_intact(run: RunDir, run_id: str | None = None) -> tuple[Path | None, tuple[str, ...]]:
-    """(the newest checkpoint that verifies, why each newer one was skipped); of one run, where it has any of that run."""
-    skipped: list[str] = []
-    mine = [f for f in run.checkpoints() if run_id is None or belongs_to(f, run_id, damaged=True)]
-    for folder in reversed(mine or run.checkpoints()):
-        try:
-            verify_checkpoint(folder)
-        except CheckpointError as error:
-            skipped.append(error.line())
-            continue
-        return folder, tuple(skipped)
-    return None, tuple(skipped)
-
-
-def belongs_to(folder: Path, run_id: str, *, damaged: bool = False) -> bool:
-    """Whether a checkpoint is of this run; `damaged` is the answer for one that cannot be read."""
-    try:
-        return bool(read_manifest(folder)["run_id"] == run_id)
-    except (CheckpointError, KeyError):
-        return damaged
-
-
-def rotate(
-    run: RunDir, run_id: str, *, keep: int, last: int, best: Path | None = None, newest: bool = True
-) -> list[Path]:
-    """Deletes the oldest checkpoints of this run id until `keep` are left, never the `best`, never the `newest` unless
-    that is False; `last` is the step of the one that was just published.
-
-    One with a higher step is a damaged one that a resume passed over: it is neither deleted nor counted as kept,
-    so that it is never taken for an intact one.
-    """
-    mine = [f for f in run.checkpoints() if checkpoint_step(f) <= last and belongs_to(f, run_id)]
-    home = None if best is None else best.resolve()
-    kept = {f for f in mine[-1:] if newest} | {f for f in mine if f.resolve() == home}
-    old = [f for f in mine if f not in kept][: max(len(mine) - max(keep, len(kept)), 0)]
-    for folder in old:
-        retire(folder)
-    return old
-
-
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-BESIDE = "trained.safetensors"
-"""Only with adapters: what is trained and not in their files as it is, under the model's own names."""
-DTYPES = {
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""In the order in which the library puts them into a file."""
-BLOCK = 1 << 22
-"""Bytes written and hashed at a time."""
-
-
-def write_tensors(
-    file: Path, tensors: dict[str, torch.Tensor], *, metadata: dict[str, str] | None = None
-) -> Future[str]:
-    """Writes contiguous CPU tensors, byte for byte as the library would; gives the sha256 in hex, when it is ready.
-
-    The tensors must stay as they are until then: their memory is hashed by a thread that the writing does not wait for.
-    """
-    if any(tensor.dtype not in DTYPES for tensor in tensors.values()):
-        save_file(tensors, file, metadata=metadata)
-        ready: Future[str] = Future()
-        ready.set_result(hash_file(file))
-        return ready
-    parts = _parts(tensors, metadata)
-    digest = _hash_aside(parts, tensors)
-    try:
-        with create(file) as out:
-            for part in parts:
-                for at in range(0, len(part), BLOCK):
-                    out.write(part[at : at + BLOCK])
-    except BaseException:
-        digest.cancel()
-        raise
-    return digest
-
-
-def hash_tensors(tensors: dict[str, torch.Tensor], *, metadata: dict[str, str] | None = None) -> str | None:
-    """The sha256 of the file that `write_tensors` would write; None where that is left to the library."""
-    if any(tensor.dtype not in DTYPES for tensor in tensors.values()):
-        return None
-    return _hash_aside(_parts(tensors, metadata), tensors).result()
-
-
-def _parts(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None) -> list[memoryview]:
-    """The bytes of a safetensors file: header, then tensor after tensor."""
-    place = list(DTYPES).index
-    ordered = sorted(tensors.items(), key=lambda item: (place(item[1].dtype), item[0]))
-    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
-    start = 0
-    for name, tensor in ordered:
-        assert tensor.is_contiguous()
-        assert tensor.device.type == "cpu"
-        end = start + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return [memoryview(len(text).to_bytes(8, "little") + text), *(_bytes_of(tensor) for _, tensor in ordered)]
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a tensor, without a copy (numpy has no bfloat16)."""
-    size = tensor.numel() * tensor.element_size()
-    if size == 0:
-        return memoryview(b"")
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
-
-
-def _hash_aside(parts: list[memoryview], owners: dict[str, torch.Tensor]) -> Future[str]:
-    """sha256 of the parts, made by a thread of its own: one file is hashed while the next is written and synced.
-
-    `owners` are the tensors whose memory the parts look at: the thread keeps them alive.
-    """
-    digest: Future[str] = Future()
-
-    def run(_owners: object) -> None:
-        total = hashlib.sha256()
-        for part in parts:
-            for start in range(0, len(part), BLOCK):
-                if digest.cancelled():
-                    return
-                total.update(part[start : start + BLOCK])
-        if digest.set_running_or_notify_cancel():
-            digest.set_result(total.hexdigest())
-
-    threading.Thread(target=run, args=(owners,), name="tunesmith-hash", daemon=True).start()
-    return digest
-
-
-def read_shards(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors that the index lists; a CheckpointError names what is missing or leads out of the folder."""
+def read_weights(folder: Path) -> Tensors:
+    """Read the stored tensors of a model without adapters, from one file or from shards."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return _read(folder, WEIGHTS)
     try:
         places = json.loads((folder / INDEX).read_bytes())["weight_map"]
         shards = {name: load_file(folder / name) for name in sorted(set(places.values())) if Path(name).name == name}
@@ -478,78 +405,20 @@ def read_shards(folder: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"its shards cannot be read: {error}", where=str(folder / INDEX)) from error
 
 
-def weight_files(
-    model: nn.Module, tensors: Mapping[str, torch.Tensor], take: Take | None = None
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Tensors by file and name, ready for safetensors. Of a model with adapters, what is trained alone."""
-    if not has_adapters(model):
-        return {WEIGHTS: contiguous(tensors, take, WEIGHTS)}
-    files = {name: contiguous(held) for name, held in adapter_files(model, tensors).items()}
-    beside = trained_beside(model, tensors, adapter_files(model, tensors, embeddings=False))
-    return {**files, BESIDE: contiguous(beside)} if beside else files
-
-
-Take = Callable[[torch.Tensor, str], torch.Tensor]
-"""(tensor of a device, its file and name) -> a copy of it."""
-
-
-def contiguous(
-    tensors: Mapping[str, torch.Tensor], take: Take | None = None, file: str = ""
-) -> dict[str, torch.Tensor]:
-    """Tensors ready for safetensors, each with memory of its own: on the CPU, or where `take` puts those of a device."""
-    seen: set[int] = set()
-    out = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach()
-        elsewhere = take is not None and tensor.device.type != "cpu"
-        tensor = take(tensor, f"{file}/{name}") if take is not None and elsewhere else tensor.cpu().contiguous()
-        out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    return out
-
-
-def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
-    """A NumericsError before weights that are not finite reach the disk: an update can overflow where its gradient did not."""
-    floats = {n: t for n, t in weights.items() if t.is_floating_point() and t.numel()}
-    found = {n: torch.stack(t.aminmax()).isfinite().all() for n, t in floats.items()}
-    for device in {flag.device for flag in found.values()}:
-        here = [n for n, flag in found.items() if flag.device == device]
-        for name, finite in zip(here, torch.stack([found[n] for n in here]).tolist(), strict=True):  # one read a device
-            if not finite:
-                raise NumericsError(
-                    f"step {step}: weight {name} is not finite; it was not saved",
-                    fix="Lower --learning_rate; the last checkpoint holds finite weights.",
-                )
-
-
-def load_weights(model: nn.Module, folder: Path) -> None:
-    """Copies the weights of a checkpoint into the model, in place; names and shapes must be the model's own."""
-    if has_adapters(model):
-        _load_adapters(model, folder)
-    else:
-        copy_weights(model, read_weights(folder), str(folder / WEIGHTS))
-
-
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The stored tensors of a model without adapters, in one file or in shards."""
-    sharded = (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file()
-    return read_shards(folder) if sharded else _read(folder, WEIGHTS)
-
-
 def is_weights(name: str) -> bool:
-    """Whether a file of a checkpoint holds weights, or says which files do."""
+    """Return whether a file of a checkpoint contains weights, or lists the files that do."""
     return name in (WEIGHTS, BESIDE, INDEX) or name.endswith(ADAPTER)
 
 
 def weight_names(folder: Path) -> set[str]:
-    """The files of a sealed folder that hold weights, shards among them."""
+    """Return the weight files of a folder with a manifest, including shards."""
     names = set(read_manifest(folder)["files"])
     shards = {n for n in names if n.startswith("model-") and n.endswith(".safetensors")}
     return {name for name in names if is_weights(name)} | shards
 
 
 def holds(folder: Path, model: nn.Module) -> bool:
-    """Whether the stored weights are the model's, bit for bit."""
+    """Return whether the stored weights equal the model's, bit for bit."""
     own = model.state_dict()
     files = weight_files(model, own) if has_adapters(model) else {WEIGHTS: own}
     try:
@@ -564,27 +433,13 @@ def holds(folder: Path, model: nn.Module) -> bool:
     return all(mine.dtype == stored.dtype and torch.equal(mine, stored) for mine, stored in pairs)
 
 
-def copy_weights(model: nn.Module, stored: dict[str, torch.Tensor], where: str) -> None:
-    """Copies tensors into the model, in place; a CheckpointError where names or shapes are not the model's own."""
+def copy_weights(model: nn.Module, stored: Tensors, where: str) -> None:
+    """Copy tensors into the model, in place; a CheckpointError if names or shapes don't match."""
     if type(model).load_state_dict is not nn.Module.load_state_dict:
-        # a user's model with its own `load_state_dict`, for buffers that grow, for example
+        # a user's model may resize buffers in its own `load_state_dict`
         model.load_state_dict(stored)
         return
     _copy(model.state_dict(), stored, where)
-
-
-def _load_adapters(model: nn.Module, folder: Path) -> None:
-    own = model.state_dict()
-    files = adapter_files(model, own, embeddings=False)
-    held = {id(tensor) for tensor in own.values()}
-    for file, tensors in files.items():
-        stored = _read(folder, file)
-        # What PEFT computes for its file is in BESIDE as it was; embeddings of a resized vocabulary are not trained.
-        mine = {key: tensor for key, tensor in tensors.items() if id(tensor) in held}
-        _copy(mine, {key: stored[key] for key in stored if key in mine}, str(folder / file))
-    beside = trained_beside(model, own, files)
-    if beside:
-        _copy(beside, _read(folder, BESIDE), str(folder / BESIDE))
 
 
 def _copy(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str) -> None:
@@ -593,10 +448,8 @@ def _copy(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], w
             tensor.copy_(stored[name])
 
 
-def _fitting(
-    own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str
-) -> dict[str, torch.Tensor]:
-    """The model's tensors that the stored ones are for. `save_pretrained` stores one of several names of a tensor."""
+def _fitting(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str) -> Tensors:
+    """Return the model's tensors that were stored. `save_pretrained` stores only one name of a shared tensor."""
     missing = [name for name in own if name not in stored]
     there = {own[name].data_ptr() for name in own if name in stored} if missing else set()
     fitting = {name: tensor for name, tensor in own.items() if name in stored or tensor.data_ptr() not in there}
@@ -606,23 +459,23 @@ def _fitting(
     return fitting
 
 
-def _read(folder: Path, name: str) -> dict[str, torch.Tensor]:
+def _read(folder: Path, name: str) -> Tensors:
     if not (folder / name).is_file():
         raise missing_file(folder, name)
     return load_file(folder / name)
 
 
 def missing_file(folder: Path, name: str) -> CheckpointError:
-    """The error for a checkpoint that lacks a file."""
+    """Return the error for a checkpoint that lacks a file."""
     fix = f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir."
     if name == WEIGHTS and any(folder.glob(f"**/{ADAPTER}")):
-        fix = "It holds PEFT adapters: put adapters into the model as the run did (peft.get_peft_model)."
+        fix = "It contains PEFT adapters: add adapters to the model as the run did (peft.get_peft_model)."
     elif name != WEIGHTS and is_weights(name):
-        fix = "It is not of a run with these adapters: load what it holds with from_pretrained and start a new run."
+        fix = "It is not from a run with these adapters: load it with from_pretrained and start a new run."
     return CheckpointError(f"has no {name}, so the run cannot resume exactly from it", where=str(folder), fix=fix)
 
 
-log = logging.getLogger(__name__)
+# The state of an optimizer
 
 _OF_THE_DEVICE = ("params", "names", "fused", "foreach", "capturable", "differentiable")
 """Entries of a group that a resume leaves as they were made: how the update is computed here, not what it computes."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from tunesmith.data.batches import Window
-from tunesmith.errors import ConfigError, DataError
+from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.events import (
     EpochStarted,
     Evaluated,
@@ -32,7 +32,7 @@ from tunesmith.training.optimizer import current_rate
 from tunesmith.training.schedule import Plan, lr_at
 from tunesmith.training.state import TrainState
 from tunesmith.training.step import StepResult, find_culprit, train_step
-from tunesmith.training.stopping import Interrupted, is_exhausted, metric_value, update_progress
+from tunesmith.training.stopping import Interrupted
 
 
 class BatchSource(Protocol):
@@ -65,7 +65,7 @@ def train_events(
         yield from _evaluate(state, plan, evaluate)
         yield SafePoint(state.step)
     epoch, skip = plan.epoch_of(state.step)
-    while state.step < plan.num_steps and not is_exhausted(state.progress, plan.patience):
+    while state.step < plan.num_steps and not state.progress.is_exhausted(plan.patience):
         if skip == 0:
             clock.pause()
             yield EpochStarted(epoch, state.step)
@@ -88,7 +88,7 @@ def train_events(
                 yield from _evaluate(state, plan, evaluate)
             yield SafePoint(step)
             clock.resume()
-            if last or is_exhausted(state.progress, plan.patience):
+            if last or state.progress.is_exhausted(plan.patience):
                 break
         empty = _count_empty(empty, batches, plan, state.step, step_before)
         epoch, skip = epoch + 1, 0
@@ -180,11 +180,22 @@ def _evaluate(state: TrainState, plan: Plan, evaluate: Evaluate) -> Iterator[Eve
         return
     first = next(iter(results.values()))[0]
     value = metric_value(first, plan.metric)
-    state.progress, improved = update_progress(
-        state.progress, value, state.step, greater_is_better=plan.greater_is_better, min_delta=plan.min_delta
+    state.progress, improved = state.progress.updated(
+        value, state.step, greater_is_better=plan.greater_is_better, min_delta=plan.min_delta
     )
     if improved and value is not None:
         yield Improved(state.step, plan.metric.removeprefix("eval_"), value)
+
+
+def metric_value(metrics: dict[str, float | None], name: str) -> float | None:
+    """Return the tracked metric, with or without the prefix `eval_`; an unknown name is a ConfigError."""
+    key = name.removeprefix("eval_")
+    if key not in metrics:
+        known = tuple(metrics)
+        raise ConfigError(
+            f"metric_for_best_model {name!r} is not among {', '.join(known)}", fix=did_you_mean(key, known)
+        )
+    return metrics[key]
 
 
 def require_agreement(runtime: Runtime, facts: Mapping[str, Any]) -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 from tunesmith.errors import CheckpointError, NumericsError, ResourceError, StoppedBySignal, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
@@ -18,11 +21,9 @@ from tunesmith.runs.event_log import LOST_JOURNAL, Journal, truncate_journal
 from tunesmith.runs.folder import RunDir, checkpoint_step
 from tunesmith.runs.manifest import read_manifest, require_space, sweep, verify, write_sealed
 from tunesmith.runs.writing import disk_error
-from tunesmith.training.aside import Aside, has_device_room, has_room
 from tunesmith.training.checkpoint import (
     PIECES,
     VOCABULARY,
-    Due,
     Identity,
     Snapshot,
     bytes_of,
@@ -37,7 +38,7 @@ from tunesmith.training.distributed import RankRoster
 from tunesmith.training.loop import BatchSource, Evaluate, train_events
 from tunesmith.training.schedule import Plan
 from tunesmith.training.state import TrainState
-from tunesmith.training.stopping import StopRequest, is_exhausted
+from tunesmith.training.stopping import StopRequest
 
 Listener = Callable[[Event], None]
 GOOD_ENDS = ("completed", "early_stopping")
@@ -97,7 +98,7 @@ class RunRecord:
         if fresh:
             file.unlink(missing_ok=True)
         else:
-            truncate_journal(file, event.step)
+            truncate_journal(file, event.step, complete=True)
         self.journal = Journal(file)
         self.on(event)
         for text in (*lost, *notes):
@@ -190,29 +191,30 @@ class RunRecord:
                 log.warning("%s: cannot be closed: %s", self.run.journal_file, error.strerror)
 
 
-ASIDE_FROM = 64 << 20
-"""Bytes. A smaller checkpoint is written faster than a thread pays off (BERT-base: 1.3 GB, 0.8 s; a copy 0.1 s)."""
+BACKGROUND_BYTES = 64 << 20
+"""A smaller checkpoint is written faster than a thread pays off. BERT-base: 1.3 GB, written in 0.8 s, copied in 0.1 s."""
 
 
 @dataclass(kw_only=True)
-class RunKeeper(RunRecord):
-    """A record that also saves by the plan and keeps the best weights."""
+class RunWriter(RunRecord):
+    """A record that also saves checkpoints by the plan and keeps the best weights. It doesn't affect the math."""
 
     plan: Plan
     describe: Callable[[Path], None]
-    """Writes what makes a weights folder loadable (config, tokenizer)."""
+    """Writes config and tokenizer, which make a folder of weights loadable."""
     keep_checkpoints: int = 1
     keep_best: bool = True
     stop: StopRequest = field(default_factory=StopRequest)
-    aside_from: int = ASIDE_FROM
-    """Bytes of a checkpoint from which on the run copies it and continues while a thread writes it."""
-    _aside: Aside = field(init=False, default_factory=Aside)
-    _waiting: Due | None = field(init=False, default=None)
-    """A checkpoint on the device that is newer than all that the thread was given."""
+    background_bytes: int = BACKGROUND_BYTES
+    """Size of a checkpoint from which it is copied and written by a thread while training continues."""
+    _pool: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(1, "tunesmith-save"))
+    _saving: tuple[int, Future[float]] | None = field(init=False, default=None)
+    """Step and seconds of the checkpoint that the thread writes."""
+    _buffers: dict[str, torch.Tensor] = field(init=False, default_factory=dict)
     _improved: bool = field(init=False, default=False)
 
     def begin(self, started: RunStarted) -> None:
-        """Resumes from the newest intact checkpoint if there is one, else starts the journal anew."""
+        """Resume from the newest intact checkpoint if there is one; otherwise start a new event log."""
         main = self.state.runtime.is_main
         if main:
             try:
@@ -250,18 +252,18 @@ class RunKeeper(RunRecord):
             self._require_best()
 
     def _require_space(self, *, fresh: bool) -> None:
-        """Room for what the run will have on disk at once: two checkpoints while one replaces the other, best/ and model/."""
+        """Require space for everything on disk at once: two checkpoints while one replaces the other, best/ and model/."""
         weights, whole = bytes_of(self.state)
         saves = self.plan.save.cadence != "no" or self.keep_best
         require_space(self.run.path, (whole * (2 if fresh else 1) if saves else 0) + weights * (2 if fresh else 1))
 
     def _require_best(self) -> None:
-        """best/ must hold the weights of the best step that the checkpoint records, or the run would end with other weights."""
+        """Require that best/ has the weights of the best step in the checkpoint; otherwise the run would end with different ones."""
         wanted = self.state.progress.step
         try:
             found = read_manifest(self.run.best)["step"]
             if found > self.state.step:
-                return  # newer than this checkpoint: the run comes to that step again and replaces it
+                return  # newer than this checkpoint: the run reaches that step again and replaces it
             problem = f"holds the weights of step {found}, the best are those of step {wanted}"
             if found == wanted:
                 verify(self.run.best)
@@ -280,7 +282,7 @@ class RunKeeper(RunRecord):
         self._link_best(home)
 
     def on(self, event: Event) -> None:
-        """Hands an event to the journal and the listeners, and acts on it."""
+        """Pass an event to the event log and the listeners, and act on it."""
         super().on(event)
         if isinstance(event, Improved):
             self._improved = True
@@ -288,77 +290,44 @@ class RunKeeper(RunRecord):
             self._at_safe_point(event.step)
 
     def wants_read_back(self, step: int) -> bool:
-        """Whether the numbers of all steps up to here are needed now."""
+        """Return whether the numbers of all steps so far are needed now."""
         return self._improved or self.stop.signal is not None
 
     def _at_safe_point(self, step: int) -> None:
-        self._take_save(wait=False)
+        self._finish_save(wait=False)
         number = self.agreed_signal()
-        over = is_exhausted(self.state.progress, self.plan.patience)
+        over = self.state.progress.is_exhausted(self.plan.patience)
         due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None or over
         if due and step > 0:
             self.save(step, wait=number is not None)
-        elif number is not None:
-            self._take_save(wait=True)
-        elif not self._aside.is_busy():
-            self._start_waiting()
         fault_point("step.end")
         if number is not None:
+            self._finish_save(wait=True)
             self.end(f"signal {number}")
             raise self.stopped(number, step)
 
     def save(self, step: int, *, wait: bool = True) -> None:
-        """Publishes checkpoint, then best weights, then removes older checkpoints: in this order, and by step.
+        """Publish the checkpoint, then the best weights, then delete older checkpoints.
 
-        Without `wait` a large checkpoint may be written after this returns; a signal and the end wait for it. Where one is kept,
-        saves come faster than the disk takes them and the device has room for copies, some are skipped: steps continue, and the
-        newest copy replaces the one that waits. A crash costs what was done since the last checkpoint that was published.
+        Without `wait`, a thread may write a large checkpoint after this returns; the next save, a signal and the end wait for it.
         """
-        runtime, buffers = self.state.runtime, self._aside.buffers
-        size = 0 if wait or runtime.world > 1 else bytes_of(self.state)[1]
-        aside = size >= max(self.aside_from, 1) and has_room(size)
-        stays = aside and has_device_room(runtime.device, size)
-        skips = stays and self.keep_checkpoints == 1
-        improved = self._improved and self.keep_best
-        if not skips:
-            self._take_save(wait=True)
-        elif self._waiting is not None and self._waiting.improved and not improved:
-            self._start_needed(step)
-        started = time.perf_counter()
+        self._finish_save(wait=True)
+        started, runtime = time.perf_counter(), self.state.runtime
         if self.journal is not None:
             self.journal.settle()
-        snapshot = capture(self.state, self.identity, buffers, stays=stays)
-        self._improved = False
-        if snapshot is not None and aside:
-            self._waiting = Due(step, snapshot if stays else snapshot.copied(buffers), improved)
-            if not skips or self._is_over(step) or not self._aside.is_busy():
-                self._start_waiting()
+        size = 0 if wait or runtime.world > 1 else bytes_of(self.state)[1]
+        background = size >= max(self.background_bytes, 1) and free_memory_bytes() > 2 * size
+        snapshot = capture(self.state, self.identity, self._buffers if background else None)
+        improved, self._improved = self._improved and self.keep_best, False
+        if snapshot is not None and background:
+            self._saving = (step, self._pool.submit(self._publish, step, snapshot, improved))
         elif snapshot is not None:
             self._publish(step, snapshot, improved)
-            self._say_saved(step, time.perf_counter() - started)
+            self._report_saved(step, time.perf_counter() - started)
         runtime.barrier()
 
-    def _is_over(self, step: int) -> bool:
-        return step >= self.plan.num_steps or is_exhausted(self.state.progress, self.plan.patience)
-
-    def _start_needed(self, step: int) -> None:
-        """Starts the waiting checkpoint, which that of this step does not replace. One copy is left to the thread, or the device
-        would fill up; after the last step no further ones come."""
-        self._start_waiting()
-        while len(self._aside.steps()) > 1 and not self._is_over(step):
-            self._report(wait=True)
-
-    def _start_waiting(self) -> None:
-        """Gives the waiting checkpoint to the thread, behind what it still writes."""
-        due, self._waiting = self._waiting, None
-        if due is not None:
-            self._aside.start(lambda: self._publish_aside(due), due.step)
-
-    def _publish_aside(self, due: Due) -> None:
-        due.snapshot = due.snapshot.copied(self._aside.buffers)  # the device's memory is free from here on
-        self._publish(due.step, due.snapshot, due.improved)
-
-    def _publish(self, step: int, snapshot: Snapshot, improved: bool) -> None:
+    def _publish(self, step: int, snapshot: Snapshot, improved: bool) -> float:
+        started = time.perf_counter()
         folder = self.run.checkpoint(step)
         snapshot.write(folder, self.describe)
         if improved:
@@ -367,38 +336,31 @@ class RunKeeper(RunRecord):
             rotate(self.run, self.identity.run_id, keep=self.keep_checkpoints, last=step)
         except OSError as error:
             raise disk_error(error, self.run.path) from error
+        return time.perf_counter() - started
 
-    def _take_save(self, *, wait: bool) -> None:
-        """Reports the checkpoints that were written aside once they are published, with `wait` all that are due; raises the error
-        that prevented one."""
-        if wait:
-            self._start_waiting()
-        while self._report(wait=wait):
-            pass
-
-    def _report(self, *, wait: bool) -> bool:
-        """Reports the oldest checkpoint of the thread; False when there is none to report."""
-        try:
-            done = self._aside.take(wait=wait)
-        except BaseException:
-            self._waiting = None  # nothing is published behind one that could not be
-            raise
-        if done is not None:
-            self._say_saved(*done)
-        return done is not None
+    def _finish_save(self, *, wait: bool) -> None:
+        """Report the checkpoint that the thread has written, or raise its error. `wait`: wait for it."""
+        if self._saving is None or not (wait or self._saving[1].done()):
+            return
+        step, future = self._saving
+        error = future.exception()  # if a signal raises during the wait, the save stays here and the end waits again
+        self._saving = None
+        if error is not None:
+            raise error
+        self._report_saved(step, future.result())
 
     def _settle_save(self) -> None:
-        """Waits for the checkpoints written aside while another error propagates: their own error is only logged."""
+        """Wait for the thread while another error propagates; its own error is only logged."""
         try:
-            self._take_save(wait=True)
+            self._finish_save(wait=True)
         except Exception as error:
             log.warning("%s", error.line() if isinstance(error, TunesmithError) else short_text(error))
 
-    def _say_saved(self, step: int, seconds: float) -> None:
+    def _report_saved(self, step: int, seconds: float) -> None:
         self.on(Saved(step, self.run.checkpoint(step).name, seconds))
 
     def _link_best(self, folder: Path) -> None:
-        """The weights of a checkpoint as `best/`: hard links where the disk can, so they cost nothing."""
+        """Publish the weights of a checkpoint as `best/`, as hard links if the file system supports them."""
         manifest = read_manifest(folder)
         names = [n for n in manifest["files"] if n not in (*PIECES, VOCABULARY)]
 
@@ -407,8 +369,7 @@ class RunKeeper(RunRecord):
             return {name: manifest["files"][name]["sha256"] for name in names}
 
         fault_point("best.begin")
-        meta = {"kind": "best", "step": manifest["step"], **self.identity.to_json()}
-        write_sealed(self.run.best, fill, meta)
+        write_sealed(self.run.best, fill, {"kind": "best", "step": manifest["step"], **self.identity.to_json()})
 
     def _refuse(self, event: NonFinite) -> None:
         if self.plan.nan_action != "skip":
@@ -416,32 +377,30 @@ class RunKeeper(RunRecord):
 
     @contextmanager
     def best_weights(self) -> Iterator[Path | None]:
-        """The folder of the best weights; None when the model has them: no evaluation was the best, or the last one.
+        """Yield the folder of the best weights; None if the model has them already.
 
-        They are hashed while they are used; where that finds damage, its error ends the block, whatever else did.
+        They are verified while they are used; damage raises an error at the end of the block.
         """
-        self._start_waiting()  # the steps are over
-        if not self.keep_best or self.state.progress.step in (None, self.state.step):
+        wanted = self.state.progress.step
+        if not self.keep_best or wanted in (None, self.state.step):
             yield None
             return
-        while self._report(wait=self.state.progress.step in self._aside.steps()):
-            pass
-        best, check = self.run.best, Aside()
-        held = read_manifest(best)["step"]
-        if held != self.state.progress.step:
-            problem = f"holds the weights of step {held}, the best are those of step {self.state.progress.step}"
-            raise CheckpointError(problem, where=str(best))
-        check.start(lambda: verify(best))
+        self._finish_save(wait=True)
+        found = read_manifest(self.run.best)["step"]
+        if found != wanted:
+            problem = f"holds the weights of step {found}, the best are those of step {wanted}"
+            raise CheckpointError(problem, where=str(self.run.best))
+        check = self._pool.submit(verify, self.run.best)
         try:
-            yield best
+            yield self.run.best
         finally:
-            check.take(wait=True)
+            check.result()
 
     def end(self, reason: str) -> None:
-        """Writes the last event and closes the journal. A run that ended well is not over before that is on disk."""
+        """Write the last event and close the event log. A run has not ended well before that is on disk."""
         try:
             if reason in GOOD_ENDS:
-                self._take_save(wait=True)
+                self._finish_save(wait=True)
             self._settle_save()
             super().end(reason)
         except (TunesmithError, OSError) as error:
@@ -453,6 +412,23 @@ class RunKeeper(RunRecord):
             self.close()
 
     def close(self) -> None:
-        """Closes the journal; raises nothing, as it runs while another error is on its way out."""
+        """Close the event log. Raises nothing, because it runs while another error propagates."""
         self._settle_save()
         super().close()
+
+
+def free_memory_bytes() -> int:
+    """Return the available host memory, also within the limit of a container; 0 if unknown."""
+    free = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
+    limits, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limits and used and limits[0].isdigit():
+        # memory.current counts the page cache, which can be reclaimed: the result is cautious
+        free.append(int(limits[0]) - int(used[0]))
+    return min(free, default=0)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

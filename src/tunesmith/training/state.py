@@ -6,10 +6,11 @@ Every hook is None in an ordinary run.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,7 +24,6 @@ from tunesmith.speedups.fingerprint import Fingerprint
 from tunesmith.speedups.graphs import StepGraphs
 from tunesmith.speedups.in_force import Strategies, strategies_of
 from tunesmith.training.distributed import Runtime
-from tunesmith.training.stopping import BestSoFar
 
 if TYPE_CHECKING:
     from tunesmith.speedups.vocabulary import VocabularyCut
@@ -85,6 +85,37 @@ class LossScale:
     def is_smallest(self) -> torch.Tensor:
         """Whether it cannot be halved any more."""
         return self.scale <= SMALLEST
+
+
+@dataclass(frozen=True)
+class BestSoFar:
+    """The best evaluation: its metric and step, and how many evaluations since brought no gain."""
+
+    value: float | None = None
+    step: int | None = None
+    evaluations_without_gain: int = 0
+
+    def updated(
+        self, value: float | None, step: int, *, greater_is_better: bool, min_delta: float = 0.0
+    ) -> tuple[BestSoFar, bool]:
+        """Return the new counters and whether this value is the best; NaN and inf never are.
+
+        Any gain makes a new best; only a gain of more than `min_delta` resets the count that patience uses.
+        """
+        waited = self.evaluations_without_gain + 1
+        if value is None or not math.isfinite(value):
+            return replace(self, evaluations_without_gain=waited), False
+        if self.value is None:
+            return BestSoFar(value, step, 0), True
+        gain = value - self.value if greater_is_better else self.value - value
+        waited = 0 if gain > min_delta else waited
+        if gain > 0:
+            return BestSoFar(value, step, waited), True
+        return replace(self, evaluations_without_gain=waited), False
+
+    def is_exhausted(self, patience: int | None) -> bool:
+        """Return whether the last `patience` evaluations brought no gain."""
+        return patience is not None and self.evaluations_without_gain >= patience
 
 
 @dataclass

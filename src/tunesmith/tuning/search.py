@@ -1,4 +1,10 @@
-"""What a search varies: options of a run with a range or a list of values."""
+"""`tunesmith search`: Optuna trials of one config, each an ordinary run in its own folder, shared by any number of processes.
+
+The first trial uses the config as given. Trials are compared on the validation examples; test examples are not read.
+
+The study is a journal file in the search folder. Each trial has a lock file, held by the process that works on it. The kernel
+releases it when that process dies, and the next process takes the trial over, with the same number and values.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +20,30 @@ from typing import Any, Literal
 import numpy as np
 
 from tunesmith.config.convert import convert, read_duration
-from tunesmith.config.load import load_config, raise_problems, suggest
+from tunesmith.config.load import raise_problems, suggest
 from tunesmith.config.schema import RunConfig, list_options, to_dict
-from tunesmith.errors import CheckpointError, ConfigError, NumericsError, ResourceError, TunesmithError
+from tunesmith.errors import CheckpointError, ConfigError, NumericsError, ResourceError
 from tunesmith.events import Evaluated, Event, RunStarted
-from tunesmith.metrics.table import greater_is_better
 from tunesmith.pipeline.identity import is_finished
+from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Watch
 from tunesmith.report.compare import compare_runs
-from tunesmith.runs.folder import SEARCH_RESULT, RunDir, read_metrics, trial_folder
+from tunesmith.runs.folder import SEARCH_RESULT, RunDir, trial_folder
 from tunesmith.runs.lock import RunLock, locked, read_holder
 from tunesmith.runs.manifest import retire
 from tunesmith.runs.writing import make_folder, open_in_place, write_file
-from tunesmith.tuning.clock import Clock, TimeUp
+from tunesmith.tuning.trials import (
+    Clock,
+    TimeUp,
+    TrialPruned,
+    damaged,
+    inputs_identity,
+    larger_is_better,
+    main_metric_of,
+    require_same_inputs,
+    trial_score,
+)
 
 USUAL = (
     "learning_rate=1e-5..3e-4",
@@ -36,9 +52,9 @@ USUAL = (
     "layerwise_lr_decay=0.7..1.0",
     "warmup_steps=0.0..0.3",
 )
-"""What is varied when nothing is said, less the options that have a value already."""
+"""The default search space; options that are set are not varied."""
 FIXED = ("output_dir", "run_name", "folds", "fold", "seeds", "train_file", "validation_file", "test_file", "data_seed")
-"""Options that a search does not vary: the trials would not be judged by the same rows, or not be found."""
+"""Options that cannot be varied: trials must be compared on the same examples."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +69,17 @@ class Vary:
 
     @property
     def log(self) -> bool:
-        """Whether factors count, not differences: from a tenfold range on."""
+        """Whether to sample on a log scale: for ranges of a factor of ten or more."""
         return not self.values and self.low > 0 and self.high / self.low >= 10
 
     def text(self) -> str:
-        """As it is written on the command line."""
+        """Return the value of --vary."""
         values = ",".join(map(str, self.values)) if self.values else f"{self.low:g}..{self.high:g}"
         return f"{self.name}={values}"
 
 
 def read_space(words: Iterable[str], config: RunConfig) -> tuple[Vary, ...]:
-    """The space of `--vary NAME=LOW..HIGH NAME=a,b,c`; all problems are listed at once."""
+    """Parse `--vary NAME=LOW..HIGH NAME=a,b,c`; all problems are listed together."""
     words = tuple(words)
     if not words:
         words = tuple(w for w in USUAL if getattr(config, w.partition("=")[0]) is None)
@@ -74,11 +90,9 @@ def read_space(words: Iterable[str], config: RunConfig) -> tuple[Vary, ...]:
         except ValueError as error:
             problems.append(f"--vary {word}: {error}")
     names = [v.name for v in found]
-    problems += [
-        f"--vary {name}: is given twice. Give it once" for name in dict.fromkeys(names) if names.count(name) > 1
-    ]
+    problems += [f"--vary {name}: is set twice. Set it once" for name in dict.fromkeys(names) if names.count(name) > 1]
     if not found and not problems:
-        problems.append("every option that a search varies by itself is given. Say what to vary: --vary NAME=LOW..HIGH")
+        problems.append("every option of the default search space is set. Set --vary NAME=LOW..HIGH")
     raise_problems(problems)
     return tuple(found)
 
@@ -91,7 +105,7 @@ def _read_word(word: str) -> Vary:
         hint = suggest(name, tuple(list_options()))
         raise ValueError(f"unknown option{f'. {hint}' if hint else '. `tunesmith train --help` lists all'}")
     if name in FIXED:
-        raise ValueError("cannot be varied: trials are compared on the same rows. Leave it out")
+        raise ValueError("cannot be varied: trials are compared on the same examples. Remove it")
     if not equals or not text:
         raise ValueError(f"has no values. Write {name}=LOW..HIGH or {name}=a,b,c")
     if ".." not in text:
@@ -105,14 +119,14 @@ def _read_word(word: str) -> Vary:
 
 JOURNAL = "search.journal"
 START_UP = 10
-"""Trials that are drawn at random before TPE looks at what they scored."""
+"""Trials that are drawn at random before TPE uses the scores."""
 
 Ending = Literal["complete", "pruned", "failed"]
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One trial as it stands. `value` is the score, larger is better; `state`: running, complete, pruned, failed."""
+    """One trial. For `value`, larger is better; `state` is running, complete, pruned or failed."""
 
     number: int
     state: str
@@ -124,7 +138,7 @@ class TrialRecord:
 
 @dataclass
 class Claimed:
-    """A trial that this process works on until `release`."""
+    """A trial that this process works on until the lock is released."""
 
     number: int
     options: dict[str, Any]
@@ -133,9 +147,9 @@ class Claimed:
 
 
 class JournalLock:
-    """The lock of Optuna's journal: one that dies with its holder (Optuna's own waits 30 s for a killed process).
+    """A lock of Optuna's journal that dies with its holder (Optuna's own waits 30 s for a killed process).
 
-    A last line that a full disk cut is removed before the next is written: it would make the journal unreadable.
+    An incomplete last line, left by a full disk, is removed before the next one is written.
     """
 
     def __init__(self, journal: Path) -> None:
@@ -143,7 +157,7 @@ class JournalLock:
         self._stack = ExitStack()
 
     def acquire(self) -> bool:
-        """Waits for the lock."""
+        """Wait for the lock."""
         self._stack.enter_context(locked(self._journal.with_name(f"{self._journal.name}.lock")))
         with open(open_in_place(self._journal), "r+b") as file:
             size = os.fstat(file.fileno()).st_size
@@ -153,86 +167,97 @@ class JournalLock:
         return True
 
     def release(self) -> None:
-        """Gives it back."""
+        """Release the lock."""
         self._stack.close()
 
 
 class TrialStore:
-    """The study of a search folder. `identity` is what all processes of one search must agree on."""
+    """The Optuna study of a search folder. All processes of one search must agree on `shared` options."""
 
-    def __init__(
-        self, folder: Path, space: tuple[Vary, ...], identity: dict[str, Any], *, seed: int, sampler: str, pruner: str
-    ) -> None:
+    def __init__(self, folder: Path, plan: SearchPlan, shared: dict[str, Any], seed: int) -> None:
         try:
             import optuna
             from optuna.storages.journal import JournalFileBackend
         except ImportError:
-            raise ConfigError("a search needs the package optuna", fix="pip install 'tunesmith[search]'") from None
+            raise ConfigError("search requires the package optuna", fix="pip install 'tunesmith[search]'") from None
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
-        self._folder, self._space, self._seed, self._sampler = folder, space, seed, sampler
+        self.folder, self._plan, self._seed = folder, plan, seed
         self._lock_file = folder / "search.lock"
         make_folder(folder / "locks")
-        with locked(self._lock_file):
+        with self.alone():
             journal = folder / JOURNAL
+            _require_intact(journal)
             lock: Any = JournalLock(journal)
-            backend = JournalFileBackend(str(journal), lock_obj=lock)
             pruners = {
                 "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5),
-                # Trials report at 25, 50 and 75% of their steps: they are halved at 25 and at 50.
+                # Trials report at 25, 50 and 75% of their steps and are halved at 25 and 50.
                 "hyperband": lambda: optuna.pruners.HyperbandPruner(
                     min_resource=25, max_resource=100, reduction_factor=2
                 ),
                 "none": optuna.pruners.NopPruner,
             }
-            self._study = optuna.create_study(
-                storage=optuna.storages.JournalStorage(backend),
-                study_name="search",
-                direction="maximize",
-                load_if_exists=True,
-                pruner=pruners[pruner](),
-            )
+            try:
+                self._study = optuna.create_study(
+                    storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal), lock_obj=lock)),
+                    study_name="search",
+                    direction="maximize",
+                    load_if_exists=True,
+                    pruner=pruners[plan.pruner](),
+                )
+                known_trials = self.records()
+            except (LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
+                raise damaged(journal, f"cannot be read ({type(error).__name__}: {error})") from None
+            if not known_trials and any(folder.glob("trial-*")):
+                raise damaged(journal, "lists no trials, but the folder contains some")
             known = self._study.user_attrs.get("identity")
             if known is None:
-                self._study.set_user_attr("identity", identity)
-            elif known != identity:
-                names = sorted(n for n in {*known, *identity} if known.get(n) != identity.get(n))
+                self._study.set_user_attr("identity", shared)
+            elif known != shared:
+                names = sorted(n for n in {*known, *shared} if known.get(n) != shared.get(n))
                 raise CheckpointError(
-                    f"holds a search that differs in {', '.join(names)}",
+                    f"contains a search with a different {', '.join(names)}",
                     where=str(folder),
-                    fix="Give the same options, or another --output_dir.",
+                    fix="Use the same options, or another --output_dir.",
                 )
+
+    def require_same_inputs(self, inputs: dict[str, str]) -> None:
+        """Store the identity of data and base model with the first trial; a CheckpointError if it changed since then."""
+        known = self._study.user_attrs.get("inputs")
+        if known is None:
+            self._study.set_user_attr("inputs", inputs)
+        else:
+            require_same_inputs(known, inputs, self.folder)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While no other process of the search looks for work or writes results."""
+        """Exclude the other processes of the search."""
         with locked(self._lock_file):
             yield
 
     def claim(self, limit: int) -> Claimed | None:
-        """A trial that no process works on, an unfinished one first; None when there is none left now."""
+        """Return a trial that no process works on, an unfinished one first; None if there is none."""
         with self.alone():
             found = self._study.get_trials(deepcopy=False)
             for one in found:
-                file = self._folder / "locks" / f"trial-{one.number}"
+                file = self.folder / "locks" / f"trial-{one.number}"
                 if not one.state.is_finished() and read_holder(file) is None:
-                    return self._take(self._optuna.trial.Trial(self._study, one._trial_id), file)
+                    return self._take(self._optuna.trial.Trial(self._study, one._trial_id))
             if len(found) >= limit:
                 return None
             self._study.sampler = self._sampler_for(len(found), 0)
-            trial = self._study.ask()
-            return self._take(trial, self._folder / "locks" / f"trial-{trial.number}")
+            return self._take(self._study.ask())
 
-    def _take(self, trial: Any, file: Path) -> Claimed:
-        lock = RunLock(file)
+    def _take(self, trial: Any) -> Claimed:
+        lock = RunLock(self.folder / "locks" / f"trial-{trial.number}")
         lock.__enter__()
         return Claimed(trial.number, self._draw(trial), trial, lock)
 
     def _draw(self, trial: Any) -> dict[str, Any]:
-        """The values of a trial. The first trial has none: it is the config as it was given, to compare with."""
+        """Return the values of a trial; none for the first one, which uses the config as given."""
         options: dict[str, Any] = {}
-        for at, vary in enumerate(self._space if trial.number else ()):
+        for at, vary in enumerate(self._plan.space if trial.number else ()):
             self._study.sampler = self._sampler_for(trial.number, at)
             if vary.values:
                 options[vary.name] = vary.values[trial.suggest_categorical(vary.name, list(range(len(vary.values))))]
@@ -244,20 +269,20 @@ class TrialStore:
         return options
 
     def _sampler_for(self, number: int, at: int) -> Any:
-        """Its random numbers depend on seed, trial and option alone, not on the process or on what it drew before."""
+        """Return a sampler that depends only on seed, trial and option, not on the process."""
         seed = int(np.random.SeedSequence([self._seed, number, at]).generate_state(1)[0])
-        if self._sampler == "random" or number <= START_UP:
+        if self._plan.sampler == "random" or number <= START_UP:
             return self._optuna.samplers.RandomSampler(seed=seed)
         return self._optuna.samplers.TPESampler(seed=seed, n_startup_trials=1, constant_liar=True)
 
     def report(self, claimed: Claimed, at: int, value: float) -> bool:
-        """Notes how a trial stands at its evaluation `at`; True when it is without prospects."""
+        """Store an intermediate score at `at` percent of the steps; return whether the trial should be pruned."""
         if at not in self._study._storage.get_trial(claimed.trial._trial_id).intermediate_values:
             claimed.trial.report(value, at)
         return bool(claimed.trial.should_prune())
 
     def tell(self, claimed: Claimed, ending: Ending, value: float | None, why: str | None = None) -> None:
-        """The one end of a trial."""
+        """Store the end of a trial."""
         states = self._optuna.trial.TrialState
         state = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[ending]
         if why is not None:
@@ -265,34 +290,46 @@ class TrialStore:
         self._study.tell(claimed.trial, value if ending == "complete" else None, state=state)
 
     def records(self) -> list[TrialRecord]:
-        """Every trial, by number."""
+        """Return all trials by number."""
         names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
         found = []
         for one in self._study.get_trials(deepcopy=False):
-            options = {
-                v.name: v.values[x] if v.values else x for v in self._space if (x := one.params.get(v.name)) is not None
-            }
-            options = {n: float(f"{x:.4g}") if isinstance(x, float) else x for n, x in options.items()}
+            options = {}
+            for vary in self._plan.space:
+                value = one.params.get(vary.name)
+                if value is not None:
+                    options[vary.name] = vary.values[value] if vary.values else value
+                    if isinstance(options[vary.name], float):
+                        options[vary.name] = float(f"{options[vary.name]:.4g}")
             seconds = one.duration.total_seconds() if one.duration is not None else None
-            why = one.user_attrs.get("why")
-            found.append(
-                TrialRecord(one.number, names.get(one.state.name, "running"), one.value, options, seconds, why)
-            )
+            state = names.get(one.state.name, "running")
+            found.append(TrialRecord(one.number, state, one.value, options, seconds, one.user_attrs.get("why")))
         return found
+
+
+def _require_intact(journal: Path) -> None:
+    """Raise a CheckpointError that names the first damaged line; an incomplete last line is no damage."""
+    if not journal.is_file():
+        return
+    for number, line in enumerate(journal.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict) or "op_code" not in entry:
+            raise damaged(journal, f"line {number} is damaged")
 
 
 WAIT_SECONDS = 0.5
 NOT_SHARED = ("output_dir", "run_name", "disable_tqdm", "time_budget", "cache_dir", "logging_steps")
 """Options in which the processes of one search may differ."""
-
-
-class TrialPruned(TunesmithError):
-    """A trial that was given up since it was behind the others."""
+SYSTEM_FILES = ("Thumbs.db", "desktop.ini")
+"""Files that operating systems create in any folder; names that start with a dot are ignored as well."""
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What is searched, how many trials, and how: sampler tpe or random, pruner median, hyperband or none."""
+    """The search space, the number of trials, the sampler (tpe, random) and the pruner (median, hyperband, none)."""
 
     space: tuple[Vary, ...]
     trials: int = 40
@@ -302,7 +339,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """`best` is the number of the best trial; `finished` is False when the time was up before all trials were done."""
+    """`best` is the number of the best trial; `finished` is False if the time was up before all trials were done."""
 
     path: Path
     metric: str | None
@@ -311,55 +348,55 @@ class SearchResult:
     seconds: float
     finished: bool
     verdict: str | None
-    """The best trial beside the first, which is the config as given: a paired test in words."""
+    """The paired test of the best trial against the first one, in words."""
 
 
 def search_options(config: RunConfig, plan: SearchPlan, watch: Watch) -> SearchResult:
-    """Works on the search of a folder until every trial is done or the time is up. Call it again, or elsewhere, to join."""
-    _check(config)
+    """Run trials until all are done or the time is up. The same command resumes the search, or joins it from another process."""
+    if config.recipe == "best":
+        raise ConfigError("search doesn't support --recipe best", fix="Remove --recipe: the first trial uses auto.")
+    if config.seeds > 1 or (config.folds is not None and config.fold is None):
+        raise ConfigError(
+            "search doesn't support --folds and --seeds", fix="Pass the best values to `tunesmith train`."
+        )
     folder = config.run_folder if config.output_dir else config.run_folder.with_name(f"{config.run_folder.name}-search")
     _require_search_folder(folder)
     shared = {name: value for name, value in to_dict(config).items() if name not in NOT_SHARED}
     shared |= {"vary": [v.text() for v in plan.space], "sampler": plan.sampler, "pruner": plan.pruner}
-    store = TrialStore(folder, plan.space, shared, seed=config.seed, sampler=plan.sampler, pruner=plan.pruner)
-    clock = Clock(folder / "clock", None if config.time_budget is None else read_duration(config.time_budget))
+    store = TrialStore(folder, plan, shared, config.seed)
+    clock = Clock(folder / "clock.json", None if config.time_budget is None else read_duration(config.time_budget))
     finished = False
     try:
-        _work(store, folder, config, plan.trials, clock, watch)
+        _work(store, config, plan.trials, clock, watch)
         finished = True
     except TimeUp:
         watch.say("The time budget is spent.")
+    clock.save()
     with store.alone():
         return _conclude(store.records(), folder, clock, finished)
 
 
-def _check(config: RunConfig) -> None:
-    if config.recipe == "best":
-        raise ConfigError("a search of --recipe best is not built in", fix="Leave --recipe out: auto is trial 0.")
-    if config.seeds > 1 or (config.folds is not None and config.fold is None):
-        raise ConfigError(
-            "a search with folds or seeds is not built in", fix="Leave them out; give the best values to train."
-        )
-
-
 def _require_search_folder(folder: Path) -> None:
     make_folder(folder)
-    if not (folder / JOURNAL).exists() and any(p.name not in ("search.lock", "locks") for p in folder.iterdir()):
+    own = ("search.lock", "locks", *SYSTEM_FILES)
+    strangers = [p.name for p in folder.iterdir() if p.name not in own and not p.name.startswith(".")]
+    if strangers and not (folder / JOURNAL).exists():
         raise ResourceError(
-            "holds files and is not a search of tunesmith",
+            f"contains {sorted(strangers)[0]} and is not a tunesmith search",
             where=str(folder),
-            fix="Give a new or empty folder as --output_dir.",
+            fix="Set --output_dir to a new or empty folder.",
         )
 
 
-def _work(store: TrialStore, folder: Path, config: RunConfig, trials: int, clock: Clock, watch: Watch) -> None:
+def _work(store: TrialStore, config: RunConfig, trials: int, clock: Clock, watch: Watch) -> None:
     waiting = False
     while True:
         clock.beat()
         claimed = store.claim(trials)
         if claimed is not None:
             try:
-                _run_trial(store, claimed, _trial_config(config, folder, claimed), clock, watch)
+                store.require_same_inputs(inputs_identity(read_run_data(config, {}, watch.progress)))
+                _run_trial(store, claimed, _trial_config(config, store.folder, claimed), clock, watch)
             finally:
                 claimed.lock.release()
             continue
@@ -379,7 +416,7 @@ def _trial_config(config: RunConfig, folder: Path, claimed: Claimed) -> RunConfi
         "time_budget": None,
     }
     if config.eval_strategy is None:
-        # At the same shares of every trial, whatever its number of epochs: else they cannot be compared half-way.
+        # At the same fractions of every trial, whatever its number of epochs: else the pruner cannot compare them.
         options |= {"eval_strategy": "steps", "eval_steps": 0.25}
     return replace(config, **options, **claimed.options)
 
@@ -400,7 +437,7 @@ def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Cl
         shown = error.problem
     except (NumericsError, ConfigError) as error:
         if claimed.number == 0:
-            raise  # the config as given is wrong: no trial would do
+            raise  # the given config is wrong: no trial can work
         store.tell(claimed, "failed", None, error.line())
         shown = error.line()
     with store.alone():
@@ -410,7 +447,7 @@ def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Cl
 
 
 def _make_listener(store: TrialStore, claimed: Claimed, run: RunDir) -> Callable[[Event], None]:
-    """Reports each evaluation of a trial and ends a trial that is behind."""
+    """Return a listener that reports each evaluation to the pruner and stops a trial that is behind."""
     steps = 0
 
     def listen(event: Event) -> None:
@@ -421,8 +458,7 @@ def _make_listener(store: TrialStore, claimed: Claimed, run: RunDir) -> Callable
             metric = main_metric_of(run, event.metrics)
             value = event.metrics.get(metric)
             share = round(100 * event.step / max(steps, event.step))
-            last = steps > 0 and event.step >= steps
-            if value is None or last:
+            if value is None or (steps > 0 and event.step >= steps):
                 return
             if store.report(claimed, share, larger_is_better(metric, value)):
                 raise TrialPruned(f"{metric} {value:.4f} after {share}% of its steps is behind the others")
@@ -430,39 +466,14 @@ def _make_listener(store: TrialStore, claimed: Claimed, run: RunDir) -> Callable
     return listen
 
 
-def main_metric_of(run: RunDir, metrics: dict[str, Any]) -> str:
-    """The metric that a run is judged by."""
-    chosen = load_config(run.config_file, need_data=False).metric_for_best_model
-    return chosen or next(name for name in metrics if name != "loss")
-
-
-def larger_is_better(metric: str, value: float) -> float:
-    """The value, negative where a small one is good."""
-    return value if metric != "loss" and greater_is_better(metric) else -value
-
-
-def trial_score(run: RunDir) -> tuple[str, float]:
-    """The metric and its value on the validation rows, turned so that larger is better."""
-    scores = read_metrics(run.metrics_file).get("validation")
-    if not scores:
-        raise ConfigError(
-            "a search needs labelled validation rows", fix="Give --validation_file, or leave a share of train."
-        )
-    metric = main_metric_of(run, scores)
-    value = scores[metric]["value"]
-    if value is None:
-        raise NumericsError(f"{metric} is not defined on the validation rows")
-    return metric, larger_is_better(metric, float(value))
-
-
 def best_of_records(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The complete trial with the largest score; of equals the first."""
+    """Return the complete trial with the best score; the first one of equals."""
     done = [one for one in records if one.state == "complete" and one.value is not None]
     return max(done, key=lambda one: (one.value or 0.0, -one.number), default=None)
 
 
 def _keep_best_weights(records: Sequence[TrialRecord], folder: Path) -> None:
-    """A search keeps one model on disk, that of the best trial so far; scores, journal and predictions of all."""
+    """Keep the model of the best trial so far; of the others only scores, event log and predictions."""
     best = best_of_records(records)
     for one in records:
         if one.state == "running" or one is best:
@@ -481,13 +492,9 @@ def _conclude(records: Sequence[TrialRecord], folder: Path, clock: Clock, finish
         metric, _ = trial_score(RunDir(path))
         if best.number != 0 and records[0].state == "complete":
             verdict = compare_runs([folder / "trial-0", path], split="validation").tests[0].sentence
-    seconds = clock.spent()
-    table: dict[str, Any] = {
-        "metric": metric,
-        "best": None if best is None else best.number,
-        "beside_the_first": verdict,
-    }
-    table |= {"seconds": seconds, "finished": finished, "trials": [asdict(one) for one in records]}
-    write_file(folder / SEARCH_RESULT, json.dumps(table, indent=1).encode())
     number = None if best is None else best.number
-    return SearchResult(folder, metric, tuple(records), number, seconds, finished, verdict)
+    found = SearchResult(folder, metric, tuple(records), number, clock.spent(), finished, verdict)
+    table: dict[str, Any] = {"metric": metric, "best": number, "compared_with_first": verdict, "seconds": found.seconds}
+    table |= {"finished": finished, "trials": [asdict(one) for one in records]}
+    write_file(folder / SEARCH_RESULT, json.dumps(table, indent=1).encode())
+    return found

@@ -167,7 +167,7 @@ def back() -> Iterator[None]:
     os.chdir(here)
 
 
-@pytest.mark.parametrize("verb", ["report", "curves", "diagnose", "doctor", "resume"])
+@pytest.mark.parametrize("verb", ["report", "doctor", "resume"])
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
 def test_a_journal_that_is_no_file_is_an_error_of_every_command(
     verb: str, kind: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -178,7 +178,7 @@ def test_a_journal_that_is_no_file_is_an_error_of_every_command(
 
 
 @pytest.mark.parametrize(
-    ("verb", "name"), [("curves", "curves.png"), ("curves", "curves.svg"), ("report", "report.html")]
+    ("verb", "name"), [("report", "curves.png"), ("report", "curves.svg"), ("report", "report.html")]
 )
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_pictures_and_reports_replace_only_plain_files(
@@ -197,7 +197,6 @@ def test_planted_temporary_names_are_not_followed(ended: Path, tmp_path: Path) -
     for name in (".report.html.tmp", f".tmp-report.html-{os.getpid()}", f".tmp-curves.png-{os.getpid()}"):
         (ended / name).symlink_to(tmp_path / "mine.txt")
     assert main(["report", str(ended)]) == 0
-    assert main(["curves", str(ended)]) == 0
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
@@ -299,14 +298,8 @@ def test_a_folder_name_that_cannot_be_used_is_a_named_error(name: str, tmp_path:
     assert "unexpected" not in told
 
 
-def test_outputs_that_were_not_named_replace_nothing(
-    lab: Path, ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_free_folder_skips_folders_in_use(ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("curves.svg").write_text("mine")
-    assert main(["curves", "run", str(lab / "ended"), "--no_sketch"]) == 2
-    assert "curves.svg: exists already. Use -o" in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.svg", "run"]
     Path("runs/demo").mkdir(parents=True)
     Path("runs/demo/mine.txt").write_text("mine")
     assert free_folder(Path("runs/demo")) == Path("runs/demo-2")
@@ -321,7 +314,7 @@ def test_predictions_do_not_replace_a_file_of_a_run(name: str, ended: Path, lab:
     assert (ended / name).read_bytes() == before
 
 
-@pytest.mark.parametrize("verb", ["report", "curves", "predict"])
+@pytest.mark.parametrize("verb", ["report", "predict"])
 def test_an_output_below_a_file_is_a_named_error(
     verb: str, ended: Path, lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

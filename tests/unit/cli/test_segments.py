@@ -10,7 +10,7 @@ from tiny_model import save_tiny_bert, write_csv
 from tunesmith.cli.main import main
 
 
-@pytest.mark.parametrize("verb", ["train", "inspect", "predict"])
+@pytest.mark.parametrize("verb", ["train", "predict"])
 def test_a_segment_that_the_model_does_not_have_is_named(
     tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -28,7 +28,6 @@ def test_a_segment_that_the_model_does_not_have_is_named(
             "--output_dir",
             f"{tmp_path}/run",
         ],
-        "inspect": ["inspect", "--train_file", table, "--model_name_or_path", str(model)],
         "predict": ["predict", str(model), "--input", table, "--text_column_names", "sentence1,sentence2"],
     }
     assert main([*words[verb], *(["--output", f"{tmp_path}/out.csv"] if verb == "predict" else [])]) == 2

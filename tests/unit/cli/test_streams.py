@@ -42,7 +42,7 @@ def test_a_stream_that_cannot_be_written_ends_with_the_right_code(
     assert "Exception ignored" not in ended.stderr
 
 
-@pytest.mark.parametrize("line", ["schema", "--help"])
+@pytest.mark.parametrize("line", ["doctor", "--help"])
 def test_a_reader_that_has_gone_is_no_traceback(line: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -199,8 +199,7 @@ def test_thousands_of_names_are_not_a_config(write: Any, name: str, start: str, 
 
 def test_a_data_file_given_as_config_says_how_to_train_on_it(write: Any) -> None:
     assert problems_of(write("a,b\n", "pairs.csv")) == (
-        "pairs.csv: is not a config file (.yaml, .json, .toml). Data goes in with --train_file pairs.csv, "
-        "or `tunesmith init pairs.csv` writes a config for it",
+        "pairs.csv: is not a config file (.yaml, .json, .toml). Data goes in with --train_file pairs.csv",
     )
 
 

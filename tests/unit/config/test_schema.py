@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.cli.schema import make_json_schema
 from tunesmith.config.entries import read_entries, read_top_level
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_config, dump_value, list_options, to_dict
@@ -111,15 +110,3 @@ def test_a_config_becomes_plain_values_in_reading_order() -> None:
     values = to_dict(RunConfig(text_column_names=("a", "b")))
     assert list(values) == list(list_options())
     assert values["text_column_names"] == ["a", "b"]
-
-
-def test_the_json_schema_says_type_choices_default_and_help() -> None:
-    schema = make_json_schema()
-    assert schema["additionalProperties"] is False
-    assert schema["properties"]["seed"] == {
-        "type": "integer",
-        "description": list_options()["seed"].help,
-        "default": 42,
-    }
-    assert schema["properties"]["padding_free"]["enum"] == ["auto", "on", "off"]
-    assert {"type": "null"} in schema["properties"]["train_file"]["anyOf"]

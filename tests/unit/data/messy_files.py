@@ -217,7 +217,7 @@ FILES = [
     Messy(
         "noheader.csv",
         lambda path: table({"the printer on floor nine does not work": sentence, "hardware": QUEUES})(path),
-        ready="sed '1i text,label'",
+        ready="Add a first line with column names",
     ),
     Messy(
         "latin.jsonl",

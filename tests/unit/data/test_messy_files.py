@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tunesmith.data.read import DataBundle, load_data, read_source
-from tunesmith.data.ready_commands import as_typed
 from tunesmith.errors import ConfigError, DataError
 from unit.data.messy_files import FILES, QUEUES, Messy, lines, pick, sentence, table
 from unit.data.more_files import MORE_FILES
@@ -35,7 +31,6 @@ def test_a_messy_file_is_read_right_or_asked_about(messy: Messy, tmp_path: Path)
             load_file(path)
         assert messy.ready is not None
         assert messy.ready in str(caught.value)
-        assert "tunesmith train --train_file" in str(caught.value)
         return
     found = load_file(path)
     assert (found.columns.text, found.columns.label, found.labels.task.value) == (messy.text, messy.label, messy.task)
@@ -44,25 +39,6 @@ def test_a_messy_file_is_read_right_or_asked_about(messy: Messy, tmp_path: Path)
 def test_there_are_twenty_messy_files_and_more_than_twenty_others() -> None:
     assert len({messy.name for messy in FILES}) == 20
     assert len({messy.name for messy in MORE_FILES}) > 20
-
-
-CHANGED = [m for m in MORE_FILES if m.ready and m.ready.startswith(("sed", "escape", "quote", "orient"))]
-
-
-@pytest.mark.parametrize("messy", CHANGED, ids=lambda messy: messy.name)
-def test_the_command_in_the_error_makes_a_file_that_is_read(messy: Messy, tmp_path: Path) -> None:
-    path = tmp_path / messy.name
-    messy.write(path)
-    with pytest.raises(DataError) as caught:
-        load_file(path)
-    message = str(caught.value)
-    command = message[re.search(r"(sed -e|sed '|python -c)", message).start() :].partition(" && ")[0]  # type: ignore[union-attr]
-    subprocess.run(command.replace("python -c", f"{sys.executable} -c"), shell=True, cwd=tmp_path, check=True)
-    found = load_file(next(tmp_path.glob("named.*")))
-    assert (found.columns.text, found.columns.label, found.labels.task.value) == (("text",), "label", "binary")
-    assert sum(map(len, found.splits.values())) == 60
-    typed = as_typed(message, ["train", f"--train_file={path}", "--seed", "1"])
-    assert re.search(r"&& tunesmith train --train_file=named\.\w+ --seed 1", typed)
 
 
 def test_the_flag_in_the_error_answers_the_question(tmp_path: Path) -> None:
@@ -86,7 +62,7 @@ def test_numbers_in_groups_are_read_as_they_are_written(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     for cells, want in (
         (("1.234,50", "1.000", "7"), [1234.5, 1000, 7]),
-        (("$1,234.50", "$12.00", "$3"), [1234.5, 12, 3]),
+        (("1,234.50", "12.00", "3"), [1234.5, 12, 3]),
     ):
         table({"text": sentence, "price": lambda i, cells=cells: cells[i % 3]})(path)
         assert load_file(path, validation_split_fraction=0).splits["train"]["labels"][:3] == want
@@ -119,15 +95,6 @@ def test_a_split_column_is_followed_with_a_line_that_says_so(tmp_path: Path) -> 
     assert "Column 'split' (holdout, train) is not followed: all rows of the file are training data." in notes
     with pytest.raises(DataError, match="column 'split' has 'holdout'"):
         load_file(path, split_column_name="split")
-
-
-def test_ready_commands_keep_what_was_typed() -> None:
-    ready = "Say: tunesmith train --train_file 'my file.csv' --encoding cp1252   (if not: save it)"
-    typed = as_typed(ready, ["predict", "runs/a", "--input", "my file.csv"])
-    assert typed == "Say: tunesmith predict runs/a --input 'my file.csv' --encoding cp1252   (if not: save it)"
-    skip = "Or: tunesmith train --train_file x.csv --skip_bad_rows"
-    assert as_typed(skip, ["predict", "runs/a", "--input", "x.csv"]) == skip
-    assert as_typed(skip, ["train", "x.yaml"]) == "Or: tunesmith train x.yaml --skip_bad_rows"
 
 
 def test_all_bad_rows_are_listed_at_once_and_can_be_left_out(tmp_path: Path) -> None:
@@ -205,10 +172,10 @@ def test_ragged_rows_are_listed_at_once_and_can_be_left_out(tmp_path: Path) -> N
     with pytest.raises(DataError) as caught:
         load_file(path)
     message = str(caught.value)
-    assert "4 of 43 rows are not like the header" in message
+    assert "4 of 43 rows do not match the header" in message
     assert all(f"  {line}\n" in message for line in bad)
     assert f"  {path}:43: an empty line, expected 2 fields" in message
-    assert f"tunesmith train --train_file {path} --skip_bad_rows" in message
+    assert "set --skip_bad_rows" in message
     for _ in range(2):  # parsed, then from the cached table
         found = load_file(path, skip_bad_rows=True)
         assert len(found.splits["train"]) + len(found.splits["validation"]) == 39
@@ -235,7 +202,7 @@ def test_lines_above_the_header(tmp_path: Path) -> None:
     table({"Text": sentence, "Klasse": pick("gut", "schlecht")}, sep=";", head="sep=;\n")(path)
     assert (load_file(path).columns.text, load_file(path).columns.label) == (("Text",), "Klasse")
     table({"id": int, "text": sentence, "queue": QUEUES}, head="Export of tickets\n\n")(path)
-    with pytest.raises(DataError, match=rf"be in line 3.* tail -n \+3 {path} > named.csv"):
+    with pytest.raises(DataError, match=r"be in line 3. Delete the lines above line 3"):
         load_file(path)
 
 
@@ -266,32 +233,16 @@ def test_columns_of_other_kinds(columns: Any, text: str, label: str, task: str, 
         assert found.splits["train"]["labels"][:3] == [0.0, 1.0, 2.0]
 
 
-def test_a_first_row_in_the_place_of_the_header_is_never_overwritten(tmp_path: Path) -> None:
-    """Rows without a header, two cells of the first of them equal: a command that renames a column would lose that row."""
+def test_missing_header_with_equal_cells_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "bare.tsv"
     path.write_text("".join(f"{i}\t{sentence(i)}\t{i % 2}\n" for i in range(60)))
-    with pytest.raises(
-        DataError, match=r"bare.tsv:1:3: there seems to be no header: column '0' appears twice"
-    ) as caught:
+    with pytest.raises(DataError, match=r"bare.tsv:1:3: the file seems to have no header: column '0' appears twice"):
         load_file(path)
-    command = str(caught.value).partition("names: ")[2].partition(" && ")[0]
-    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
-    assert (tmp_path / "named.tsv").read_text() == "column_1\tcolumn_2\tcolumn_3\n" + path.read_text()
-
-
-def test_a_byte_order_mark_does_not_come_to_stand_below_the_new_header(tmp_path: Path) -> None:
-    path = tmp_path / "marked.csv"
-    path.write_text("".join(f'"{i % 2}","{sentence(i)}"\n' for i in range(60)), encoding="utf-8-sig")
-    with pytest.raises(DataError, match="there seems to be no header") as caught:
-        load_file(path)
-    command = str(caught.value).partition("text,label: ")[2].partition(" && ")[0]
-    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
-    assert load_file(tmp_path / "named.csv").labels.names == ("0", "1")
 
 
 def test_minus_one_beside_other_numbers_is_a_class_when_the_command_says_so(tmp_path: Path) -> None:
     table({"text": sentence, "polarity": pick(-1, 0, 1)})(path := tmp_path / "polarity.csv")
-    with pytest.raises(DataError, match=r"if -1 is a class here: tunesmith train .*polarity.csv --label_names=-1,0,1"):
+    with pytest.raises(DataError, match=r"set --label_names=-1,0,1 if -1 is a class"):
         load_file(path)
     found = load_file(path, label_names="-1,0,1")
     assert found.labels.names == ("-1", "0", "1")
@@ -317,38 +268,33 @@ def test_bytes_that_are_no_text_stay_bytes_and_a_text_column_that_breaks_off_is_
     assert load_file(tmp_path / "images.parquet", validation_split_fraction=0).splits["train"]["image"][:] == image
     late = [b"good text"] * 16_384 + [b"\xff\xfe"]
     pq.write_table(pa.table({"text": late, "label": ["a"] * len(late)}), tmp_path / "late.parquet")
-    with pytest.raises(DataError, match=r"late.parquet: column 'text' holds bytes that are not UTF-8 text"):
+    with pytest.raises(DataError, match=r"late.parquet: column 'text' contains bytes that are not UTF-8 text"):
         load_file(tmp_path / "late.parquet")
 
 
-def test_a_json_object_with_a_row_for_each_key_is_refused_and_one_row_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "keyed.json"
-    path.write_text(json.dumps({f"doc{i}": {"text": sentence(i), "label": "ab"[i % 2]} for i in range(60)}))
-    with pytest.raises(DataError, match=r"keyed.json:1: one object with a row for each key") as caught:
-        load_file(path)
-    command = (
-        str(caught.value).partition("JSON lines: ")[2].partition(" && ")[0].replace("python -c", f"{sys.executable} -c")
-    )
-    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
-    found = load_file(tmp_path / "named.jsonl", validation_split_fraction=0)
-    assert found.splits["train"]["text"][:] == [sentence(i) for i in range(60)]
+@pytest.mark.parametrize("shape", ["row per key", "rows under a key", "columns"])
+def test_one_json_object_with_all_rows_is_read(shape: str, tmp_path: Path) -> None:
+    rows = [{"text": sentence(i), "label": "ab"[i % 2]} for i in range(60)]
+    whole: Any = {f"doc{i}": row for i, row in enumerate(rows)}
+    if shape == "rows under a key":
+        whole = {"version": "1.0", "data": rows}
+    elif shape == "columns":
+        whole = {name: [row[name] for row in rows] for name in ("text", "label")}
+    (tmp_path / "x.json").write_text(json.dumps(whole, indent=1))
+    found = load_file(tmp_path / "x.json", validation_split_fraction=0)
+    assert found.splits["train"]["text"][:] == [row["text"] for row in rows]
+
+
+def test_one_json_object_can_be_one_row(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps({"data": {"text": "a b c"}, "meta": {"by": "me"}, "label": "a"}))
     assert len(read_source(tmp_path / "one.json", name="input", cache_dir=tmp_path / "cache").dataset) == 1
 
 
-def test_quotes_behind_a_space_come_with_the_command_that_reads_them(tmp_path: Path) -> None:
+def test_space_before_a_quote_is_explained(tmp_path: Path) -> None:
     path = tmp_path / "spaced.csv"
     path.write_text("label, text\n" + "".join(f'{"ab"[i % 2]}, "{sentence(i)}"\n' for i in range(60)))
-    with pytest.raises(
-        DataError, match=r"spaced.csv:2:2: a quote inside a field .* Quotes stand behind a space"
-    ) as caught:
+    with pytest.raises(DataError, match=r"spaced.csv:2:2: a quote inside a field .* There is a space before the quote"):
         load_file(path)
-    command = (
-        str(caught.value).partition("without it: ")[2].partition(" && ")[0].replace("python -c", f"{sys.executable} -c")
-    )
-    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
-    found = load_file(tmp_path / "named.csv", validation_split_fraction=0)
-    assert found.splits["train"]["text"][:] == [sentence(i) for i in range(60)]
 
 
 def test_quotes_of_a_tsv_file_stay_as_they_are_with_a_line_that_says_so(tmp_path: Path) -> None:
@@ -356,14 +302,14 @@ def test_quotes_of_a_tsv_file_stay_as_they_are_with_a_line_that_says_so(tmp_path
     path.write_text("text\tlabel\n" + "".join(f'"{sentence(i)}"\t{"ab"[i % 2]}\n' for i in range(60)))
     found = load_file(path, validation_split_fraction=0)
     assert found.splits["train"]["text"][0] == f'"{sentence(0)}"'
-    assert any(note.endswith("are part of the cells (--quoting rfc4180: they are not).") for note in found.notes)
-    asked = load_file(path, validation_split_fraction=0, quoting="rfc4180")
+    assert any(note.endswith("are kept as text. Use --quoting minimal to parse them.") for note in found.notes)
+    asked = load_file(path, validation_split_fraction=0, quoting="minimal")
     assert asked.splits["train"]["text"][0] == sentence(0)
     assert not any("quotes" in note for note in asked.notes)
     path.write_text('text\tlabel\n"two\nlines"\ta\n"x"\tb\n')
-    with pytest.raises(DataError, match="Give --quoting rfc4180 if quotes enclose cells of several lines"):
+    with pytest.raises(DataError, match="Set --quoting minimal if quotes enclose cells of several lines"):
         load_file(path)
-    assert load_file(path, quoting="rfc4180", validation_split_fraction=0).splits["train"]["text"][:] == [
+    assert load_file(path, quoting="minimal", validation_split_fraction=0).splits["train"]["text"][:] == [
         "two\nlines",
         "x",
     ]
@@ -375,7 +321,7 @@ def test_test_rows_whose_labels_are_all_empty_are_unlabelled(cell: str, tmp_path
     table({"text": sentence, "label": pick(cell)})(tmp_path / "test.csv")
     found = load_file(tmp_path / "train.csv", test_file=tmp_path / "test.csv")
     assert set(found.splits["test"]["labels"][:]) == {-1}
-    assert any(note.endswith("test rows are unlabelled (-1).") for note in found.notes)
+    assert any(note.endswith("test rows are unlabeled (-1).") for note in found.notes)
     table({"text": sentence, "label": pick(cell, "a")})(tmp_path / "some.csv")
     with pytest.raises(DataError, match="test rows cannot be used"):
         load_file(tmp_path / "train.csv", test_file=tmp_path / "some.csv")

@@ -223,7 +223,7 @@ assert not any(map(find_spec, ("torch", "transformers", "datasets", "pyarrow", "
 from tunesmith import Predictor
 print(" ".join(Predictor.load({str(folder)!r}).predict({TEXTS!r})))
 from tunesmith.cli.main import main
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 from tunesmith.inference.server import make_app
 from tunesmith.inference.service import PredictionService
 PredictionService(RunDir(Path({str(folder)!r}))).load()

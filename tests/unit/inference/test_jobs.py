@@ -19,7 +19,7 @@ from tunesmith.runs.folder import RunDir
 HOLD = """
 import signal, sys, time
 from pathlib import Path
-from tunesmith.runs.ownership import RunLock
+from tunesmith.runs.lock import RunLock
 signal.signal(signal.SIGTERM, lambda *a: sys.exit(143))
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)

@@ -7,7 +7,8 @@ import pytest
 from sklearn.calibration import calibration_curve
 
 from tunesmith.errors import DataError
-from tunesmith.metrics.calibration import expected_calibration_error, reliability_bins
+from tunesmith.labels import Task
+from tunesmith.metrics.calibration import expected_calibration_error, fit_temperature, log_loss_of, reliability_bins
 
 
 def test_a_case_worked_out_by_hand():
@@ -54,3 +55,21 @@ def test_no_labelled_rows_give_nothing_and_logits_are_refused():
         reliability_bins([[3.0, -2.0]], [0])
     with pytest.raises(DataError, match="labels must be"):
         reliability_bins([[0.5, 0.5]], [2])
+
+
+def test_fit_temperature_recovers_scale_or_returns_none() -> None:
+    rng = np.random.default_rng(0)
+    true = rng.normal(size=(3000, 4)) * 1.5
+    odds = np.exp(true) / np.exp(true).sum(axis=1, keepdims=True)
+    gold = np.array([rng.choice(4, p=row) for row in odds])
+    found = fit_temperature(true * 3.0, gold, Task.MULTICLASS)
+    assert found is not None
+    assert found.value == pytest.approx(3.0, rel=0.1)
+    assert found.error_after < 0.03 < found.error_before
+    assert log_loss_of(true * 3.0 / found.value, gold) < log_loss_of(true * 3.0, gold)
+    assert fit_temperature(true[:20], gold[:20], Task.MULTICLASS) is None
+    assert fit_temperature(true[:, 0], gold.astype(float), Task.REGRESSION) is None
+    several = (rng.random((3000, 4)) < 1 / (1 + np.exp(-true))).astype(int)
+    found = fit_temperature(true * 2.0, several, Task.MULTILABEL)
+    assert found is not None
+    assert found.value == pytest.approx(2.0, rel=0.1)

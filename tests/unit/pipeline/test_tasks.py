@@ -110,7 +110,7 @@ def test_unlabelled_test_rows_are_predicted_and_not_scored(train: Any, tmp_path:
         train_file=write_csv(tmp_path / "t.csv", rows), test_file=write_csv(tmp_path / "test.csv", test)
     )
     assert set(result.scores) == {"validation"}
-    assert "5 of 5 test rows are unlabelled (-1)." in said
+    assert "5 of 5 test rows are unlabeled (-1)." in said
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(result.run.predictions_file).to_pylist()

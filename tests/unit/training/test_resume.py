@@ -26,7 +26,7 @@ from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
 from tunesmith.training.optimizer import make_optimizer
-from tunesmith.training.run_writer import RunKeeper
+from tunesmith.training.run_writer import RunWriter
 from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState
 
@@ -44,7 +44,7 @@ def make_keeper(
     fast: bool = False,
     save_every: int = 1,
     **order: Any,
-) -> tuple[RunKeeper, Batches]:
+) -> tuple[RunWriter, Batches]:
     rows = TokenRows.from_lists(token_lists(ROWS))
     batches = Batches(rows, Padding(), 4 // accumulation, seed=3, accumulation=accumulation, sampling=sampling, **order)
     epochs = 3 if order else 2
@@ -64,16 +64,16 @@ def make_keeper(
     cut = None
     if fast:
         strategies = choose_strategies(model, rows, Padding(), device=torch.device("cpu"))
-        assert len(strategies.on) == 4, strategies.notes
+        assert len(strategies.on) == 3, strategies.notes
         batches, cut = replace(batches, collate=strategies.train_collate), strategies.cut
     optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1)
     state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), cut=cut)
     identity = Identity("run", "data", {"accumulation": accumulation}, {"names": ["a", "b"]}, {})
     given = {"plan": plan, "describe": lambda tmp: None, "keep_checkpoints": 100}
-    return RunKeeper(RunDir(folder), state, identity, **given), batches
+    return RunWriter(RunDir(folder), state, identity, **given), batches
 
 
-def run(keeper: RunKeeper, batches: Batches, *, until: int | None = None) -> None:
+def run(keeper: RunWriter, batches: Batches, *, until: int | None = None) -> None:
     validation = TokenRows.from_lists(token_lists(20, seed=9))
 
     def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:

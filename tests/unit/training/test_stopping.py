@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tunesmith.errors import ConfigError
-from tunesmith.training.stopping import BestSoFar, is_exhausted, metric_value, update_progress
+from tunesmith.training.loop import metric_value
+from tunesmith.training.state import BestSoFar
 
 
 def follow(values: list[float | None], *, greater: bool, min_delta: float = 0.0) -> tuple[BestSoFar, list[bool]]:
     progress, gains = BestSoFar(), []
     for step, value in enumerate(values, 1):
-        progress, better = update_progress(progress, value, step, greater_is_better=greater, min_delta=min_delta)
+        progress, better = progress.updated(value, step, greater_is_better=greater, min_delta=min_delta)
         gains.append(better)
     return progress, gains
 
@@ -20,9 +21,9 @@ def test_the_best_value_is_kept_and_evaluations_without_gain_are_counted() -> No
     progress, gains = follow([0.5, 0.7, 0.7, 0.6], greater=True)
     assert gains == [True, True, False, False]
     assert progress == BestSoFar(0.7, 2, 2)
-    assert is_exhausted(progress, 2)
-    assert not is_exhausted(progress, 3)
-    assert not is_exhausted(progress, None)
+    assert progress.is_exhausted(2)
+    assert not progress.is_exhausted(3)
+    assert not progress.is_exhausted(None)
 
 
 def test_less_is_better_for_a_loss() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tunesmith.tuning.search import TrialStore, Vary
+from tunesmith.tuning.search import SearchPlan, TrialStore, Vary
 
 
 def run_study(folder: Path, sampler: str, pruner: str, trials: int) -> tuple[Counter[int], list[float]]:
     """Where trials were ended, and how far from the best learning rate, in decades, those after the random ones are."""
     space = (Vary("learning_rate", low=1e-6, high=1e-2),)
-    store = TrialStore(folder, space, {"search": "made up"}, seed=0, sampler=sampler, pruner=pruner)
+    store = TrialStore(folder, SearchPlan(space, trials, sampler, pruner), {"search": "made up"}, seed=0)
     ended: Counter[int] = Counter()
     while (one := store.claim(trials)) is not None:
         rng = np.random.default_rng(one.number)

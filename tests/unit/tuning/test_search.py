@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from tunesmith.config.convert import read_duration
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.runs.event_log import read_journal
-from tunesmith.tuning.clock import Clock, TimeUp
+from tunesmith.tuning import trials
 from tunesmith.tuning.search import JournalLock, read_space
+from tunesmith.tuning.trials import Clock, TimeUp
 from warm import ENVIRONMENT, warm_python
 
 SRC = str(Path(__file__).parents[3] / "src")
@@ -118,11 +120,95 @@ def test_a_line_cut_by_a_full_disk_is_removed_before_the_next(tmp_path: Path) ->
     assert journal.read_bytes() == b'{"a": 1}\n'
 
 
-def test_a_pause_does_not_count_and_two_processes_count_once(tmp_path: Path) -> None:
-    for start, end in ((100.0, 110.0), (105.0, 112.0), (500.0, 503.0)):
-        (tmp_path / f"{start:.3f}-host-1").touch()
-        os.utime(tmp_path / f"{start:.3f}-host-1", (end, end))
-    assert Clock(tmp_path, None).spent() == pytest.approx(15.0, abs=0.5)
+@pytest.fixture(scope="module")
+def finished(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search with two trials, to be copied."""
+    folder = tmp_path_factory.mktemp("finished") / "search"
+    assert main([*words, "--trials", "2", "--output_dir", str(folder)]) == 0
+    return folder
+
+
+def test_search_with_flipped_labels_or_new_model_is_refused(words: list[str], tmp_path: Path, capsys: Any) -> None:
+    data, model = tmp_path / "rows.csv", tmp_path / "model"
+    data.write_text(Path(words[words.index("--train_file") + 1]).read_text())
+    shutil.copytree(words[words.index("--model_name_or_path") + 1], model)
+    command = [
+        *words,
+        "--train_file",
+        str(data),
+        "--model_name_or_path",
+        str(model),
+        "--output_dir",
+        str(tmp_path / "s"),
+    ]
+    assert main([*command, "--trials", "1"]) == 0
+    text = data.read_text()
+    data.write_text(text.replace(",good", ",?").replace(",bad", ",good").replace(",?", ",bad"))
+    assert main([*command, "--trials", "2"]) == 5
+    assert "data changed since the first trial" in capsys.readouterr().err
+    data.write_text(text)
+    save_tiny_bert(model, seed=7)
+    assert main([*command, "--trials", "2"]) == 5
+    assert "the base model changed since the first trial" in capsys.readouterr().err
+
+
+def test_stray_files_in_search_folder_are_ignored(words: list[str], finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    shutil.copytree(finished, tmp_path / "old")
+    for folder in (tmp_path / "new", tmp_path / "old", tmp_path / "old" / "locks"):
+        for name in (".DS_Store", "Thumbs.db", ".nfs0001"):
+            (folder / name).write_text("x")
+    (tmp_path / "old" / "notes.txt").write_text("x")
+    assert main([*words, "--trials", "1", "--output_dir", str(tmp_path / "new")]) == 0
+    assert main([*words, "--trials", "2", "--output_dir", str(tmp_path / "old")]) == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise", "list", "no study", "clock"])
+def test_damaged_search_file_is_reported_by_name(
+    words: list[str], finished: Path, tmp_path: Path, damage: str, capsys: Any
+) -> None:
+    shutil.copytree(finished, tmp_path / "s")
+    journal = tmp_path / "s" / "search.journal"
+    lines = journal.read_text().splitlines(keepends=True)
+    changed = {
+        "cut": [*lines[:1], lines[1][: len(lines[1]) // 2] + "\n", *lines[2:]],
+        "noise": [*lines[:2], "\x00\x01\n", *lines[2:]],
+        "list": [*lines[:2], "[1]\n", *lines[2:]],
+        "no study": lines[1:],
+    }
+    if damage == "clock":
+        (tmp_path / "s" / "clock.json").write_text("")
+    else:
+        journal.write_text("".join(changed[damage]))
+    assert main([*words, "--trials", "2", "--output_dir", str(tmp_path / "s")]) == 5
+    assert ("clock.json" if damage == "clock" else "search.journal") in capsys.readouterr().err
+
+
+def test_removed_trial_folder_is_reported_by_name(
+    words: list[str], finished: Path, tmp_path: Path, capsys: Any
+) -> None:
+    shutil.copytree(finished, tmp_path / "s")
+    best = tmp_path / "s" / f"trial-{table(finished)['best']}"
+    shutil.rmtree(best)
+    assert main([*words, "--trials", "2", "--output_dir", str(tmp_path / "s")]) == 5
+    assert best.name in capsys.readouterr().err
+
+
+def test_clock_counts_parallel_processes_once_and_no_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, wall = [100.0], [1e9]
+    monkeypatch.setattr(trials, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: wall[0]))
+    one, other = (Clock(tmp_path / "clock.json", 30.0) for _ in range(2))
+    for _ in range(10):
+        now[0] += 1
+        wall[0] -= 86_400  # a changed system time has no effect
+        one.beat()
+        other.beat()
+    other.save()
+    now[0] += 1000
+    later = Clock(tmp_path / "clock.json", 30.0)
+    assert later.spent() == pytest.approx(10.0)
+    now[0] += 15
+    later.beat()
+    now[0] += 6
     with pytest.raises(TimeUp):
-        Clock(tmp_path, 10.0).beat()
-    Clock(tmp_path, 60.0).beat()
+        later.beat()

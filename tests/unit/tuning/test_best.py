@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
@@ -21,14 +23,14 @@ from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
 from tunesmith.inference.predictor import Predictor
+from tunesmith.labels import Task
 from tunesmith.metrics.calibration import Temperature
 from tunesmith.pipeline import start_clock
 from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import PAIR_STAGE
-from tunesmith.tuning import best_model, outcomes, tries
-from tunesmith.tuning.clock import Clock, TimeUp
-from tunesmith.tuning.search import TrialPruned
-from tunesmith.tuning.variants import Variant
+from tunesmith.tuning import best
+from tunesmith.tuning.best import BestSearch, HeldOut, Outcome, Variant, is_worse, pick, scale_head
+from tunesmith.tuning.trials import Clock, TimeUp, TrialPruned
 from warm import ENVIRONMENT, warm_python
 
 SRC = str(Path(__file__).parents[3] / "src")
@@ -76,9 +78,7 @@ def whole(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_the_run_folder_is_one_like_any_other(
-    whole: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_best_run_folder_works_like_any_other(whole: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = table(whole)
     assert {"auto-fold-1", "auto-fold-2", "auto-fold-3"} <= set(found["tried"][0]["runs"])
     assert len([one for one in found["tried"] if len(one["runs"]) >= 3]) >= 2
@@ -91,10 +91,6 @@ def test_the_run_folder_is_one_like_any_other(
     for words in (["report", str(whole)], ["predict", str(whole), "--text", "a good film"]):
         assert main(words) == 0
     assert main(["evaluate", str(whole), "--test_file", str(home / "test.csv"), "--use_cpu"]) == 0
-    assert main(["export", str(whole), "--to", "torch", "--output", str(tmp_path / "out")]) == 0
-    assert Predictor.load(tmp_path / "out", use_cpu=True).predict(["a good film"]) == Predictor.load(whole).predict(
-        ["a good film"]
-    )
     assert "best: " in (whole / "report.html").read_text()
     capsys.readouterr()
 
@@ -128,10 +124,9 @@ def test_the_temperature_is_in_the_weights_of_the_model(home: Path, tmp_path: Pa
     had two thirds of the rows."""
     from transformers import pipeline
 
-    monkeypatch.setattr("tunesmith.tuning.chosen.greedy_weights", lambda *_: {"auto": 1.0})
     heat = Temperature(2.0, 1.0, 0.9, 0.2, 0.1, 48)
-    monkeypatch.setattr("tunesmith.tuning.chosen.fit_temperature", lambda *_: heat)
-    monkeypatch.setattr(best_model, "variations", lambda *_: iter(()))
+    monkeypatch.setattr("tunesmith.tuning.best.fit_temperature", lambda *_: heat)
+    monkeypatch.setattr(best, "variations", lambda *_: iter(()))
     assert main(words(home, tmp_path / "best")) == 0
     assert table(tmp_path / "best")["deployed"].startswith("auto")
     auto = [word if word != "best" else "auto" for word in words(home, tmp_path / "auto")]
@@ -171,7 +166,9 @@ def test_given_validation_rows_take_the_place_of_folds(home: Path, tmp_path: Pat
     assert next(iter(scores["out_of_fold"].values()))["n"] == next(iter(scores["validation"].values()))["n"] == 80
     assert (found["thresholds"] is not None) == (kind == "multilabel")
     assert (found["temperature"] is None) or kind == "multilabel"
-    assert found["heat"] == (found["temperature"] or {"value": 1.0})["value"], "one model, one number of rows"
+    assert found["applied_temperature"] == (found["temperature"] or {"value": 1.0})["value"], (
+        "one model, one number of rows"
+    )
 
 
 def test_several_base_models_are_tried_and_the_best_is_deployed(home: Path, tmp_path: Path) -> None:
@@ -187,8 +184,8 @@ def test_several_base_models_are_tried_and_the_best_is_deployed(home: Path, tmp_
 
 def test_a_budget_for_auto_alone_gives_the_auto_result(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """At the first timed step the rest does not fit: nothing else is begun, and the run is that of `--recipe auto`."""
-    monkeypatch.setattr(tries, "TIMED_READS", 1)
-    monkeypatch.setattr(Clock, "left", lambda self, now=None: 1e-9)
+    monkeypatch.setattr(best, "TIMED_READS", 1)
+    monkeypatch.setattr(Clock, "left", lambda self: 1e-9)
     assert main(words(home, tmp_path / "best")) == 0
     assert [run["state"] for run in table(tmp_path / "best")["tried"][0]["runs"].values()] == ["stopped"]
     assert table(tmp_path / "best")["deployed"] == "auto"
@@ -199,29 +196,32 @@ def test_a_budget_for_auto_alone_gives_the_auto_result(home: Path, tmp_path: Pat
     assert metrics[0] == metrics[1]
 
 
-def test_slow_first_steps_of_a_gpu_do_not_end_a_run(monkeypatch: Any) -> None:
-    """Sixteen steps share the time of one read there, and kernels are made in the first reads: 60 ms a step, later 3."""
+def unstarted(**facts: Any) -> Any:
+    """A search of which only the given attributes are used."""
+    search: Any = object.__new__(BestSearch)
+    search.__dict__ |= {"folds": (1, 2, 3), "record": {"runs": {}}, **facts}
+    return search
+
+
+def test_slow_first_steps_do_not_stop_a_trial(monkeypatch: Any) -> None:
+    """On a GPU sixteen steps share one reading, and kernels are compiled in the first ones: 60 ms per step, later 3."""
     asked: list[float] = []
-    monkeypatch.setattr(tries.Tries, "_require_time", lambda self, seconds, to_do, steps, last: asked.append(seconds))
-    work: Any = object.__new__(tries.Tries)
-    work.clock = SimpleNamespace(beat=lambda *events: None)
-    watch = work._make_watch(Variant("auto", ""), None, halve=False)
+    monkeypatch.setattr(BestSearch, "_require", lambda self, seconds, final, before: asked.append(seconds))
+    watch = unstarted(clock=SimpleNamespace(beat=lambda *events: None))._make_watch(Variant("auto", ""))
     watch.plan(441, 147.0)
     for step in range(1, 200):
         slow = 0.06 if step <= 32 else 0.003
         watch.listeners[1](StepDone(step, 0.0, 0.5, 1.0, 1e-4, 8, 400, 400, slow + (step - 1) // 16 * 1e-6))
     assert len(asked) == 1
-    assert asked[0] < 0.004
+    assert asked[0] < 0.004 * 441
 
 
-@pytest.mark.parametrize(("expected", "given_up"), [(True, True), (False, False)])
-def test_a_try_of_what_is_to_be_deployed_leaves_time_for_the_model_of_all_rows(expected: bool, given_up: bool) -> None:
-    """100 steps of a second are left, 110 s with the reserve: enough for this try, not for 172 more steps after it."""
-    work: Any = object.__new__(tries.Tries)
-    work.record = {"runs": {"auto-fold-1": {"state": "done"}}}
-    work.clock = SimpleNamespace(left=lambda: 100.0, reserve=10.0)
-    with pytest.raises(TrialPruned) if given_up else nullcontext():
-        work._require_time(1.0, 95, 100, expected)
+@pytest.mark.parametrize(("before_final", "stopped"), [(True, True), (False, False)])
+def test_trial_leaves_time_for_final_model(before_final: bool, stopped: bool) -> None:
+    """100 s are left, 110 with the reserve: enough for 95 s, not for the final model in addition."""
+    search = unstarted(clock=SimpleNamespace(left=lambda: 100.0, reserve=10.0))
+    with pytest.raises(TrialPruned) if stopped else nullcontext():
+        search._require(95.0, 150.0, before_final)
 
 
 def test_a_pair_start_that_the_time_is_not_enough_for_is_shortened(
@@ -238,7 +238,7 @@ def test_a_pair_start_that_the_time_is_not_enough_for_is_shortened(
 
     monkeypatch.setattr(start_clock.StartClock, "note", note)
     monkeypatch.setattr(start_clock, "time", SimpleNamespace(monotonic=lambda: float(ticks[0])))
-    monkeypatch.setattr(Clock, "left", lambda self, now=None: 100.0 - ticks[0] - self.reserve)
+    monkeypatch.setattr(Clock, "left", lambda self: 100.0 - ticks[0] - self.reserve)
     texts = [text for text, _ in sentences(240)]
     rows = [
         {"one": texts[i], "two": texts[i if i % 2 else i + 120], "label": ("other", "same")[i % 2]} for i in range(120)
@@ -251,13 +251,13 @@ def test_a_pair_start_that_the_time_is_not_enough_for_is_shortened(
     assert ticks[0] == 20
     assert [run["state"] for run in table(tmp_path / "run")["tried"][0]["runs"].values()] == ["stopped"]
     config = load_config(tmp_path / "run" / "run.yaml", need_data=False)
-    left = 100 - 20 - best_model.PAGES_SECONDS
+    left = 100 - 20 - best.PAGES_SECONDS
     assert (
-        f"Best: 1h are enough for auto alone, with {left // 2:.0f} steps of its pair start and "
+        f"Best: 1h is enough only for auto, with {left // 2:.0f} steps of its pair warm-up and "
         in capsys.readouterr().err
     )
     assert config.pair_start == left // 2
-    assert 0.1 < config.num_train_epochs * len(rows) / 32 * outcomes.MARGIN <= left - config.pair_start
+    assert 0.1 < config.num_train_epochs * len(rows) / 32 * best.MARGIN <= left - config.pair_start
     asked = [word if word != str(tmp_path / "run") else str(tmp_path / "asked") for word in command]
     ticks[0] = 0
     assert main([*asked, "--pair_start", "300"]) == 2
@@ -290,16 +290,16 @@ def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path,
         taken[0] += bool(events) and isinstance(events[0], StepDone)
         beat(self, *events)
 
-    def finish(self: Any, *given: Any, **more: Any) -> outcomes.Outcome:
-        found = train(self, *given, **more)
+    def finish(self: Any, *given: Any) -> Outcome:
+        found = train(self, *given)
         return replace(found, seconds=float(found.steps), step_seconds=float(found.steps))
 
-    train = tries.Tries._finetune
-    monkeypatch.setattr(tries.Tries, "_finetune", finish)
-    monkeypatch.setattr(tries, "time", SimpleNamespace(monotonic=lambda: float(taken[0])))
+    train = BestSearch._train
+    monkeypatch.setattr(BestSearch, "_train", finish)
+    monkeypatch.setattr(best, "time", SimpleNamespace(monotonic=lambda: float(taken[0])))
     monkeypatch.setattr(Clock, "beat", count)
-    monkeypatch.setattr(Clock, "left", lambda self, now=None: budget - taken[0] - self.reserve)
-    monkeypatch.setattr(best_model, "PAGES_SECONDS", 0.0)
+    monkeypatch.setattr(Clock, "left", lambda self: budget - taken[0] - self.reserve)
+    monkeypatch.setattr(best, "PAGES_SECONDS", 0.0)
     assert main(words(home, tmp_path / "run")) == 0
     steps = {name: run["steps"] for one in table(tmp_path / "run")["tried"] for name, run in one["runs"].items()}
     last = table(tmp_path / "run")["steps"]
@@ -325,3 +325,103 @@ def test_what_contradicts_a_budget_is_refused() -> None:
     with pytest.raises(ConfigError, match="is for --recipe best"):
         finetune(load_config(None, {"train_file": "x.csv", "time_budget": "20m"}))
     assert main(["search", "--train_file", "x.csv", "--recipe", "best", "--time_budget", "1m"]) == 2
+
+
+def test_variants_are_announced_or_their_absence_is(home: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(BestSearch, "seconds", lambda self, variant, final=False: 1e4)
+    assert main(words(home, tmp_path / "run", "--debug")) == 0
+    assert "there is no time for variants: the auto recipe is used. Set --time_budget" in capsys.readouterr().err
+
+
+def test_best_killed_before_best_json_finishes(whole: Path, home: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "best.json").unlink()
+    assert main(words(home, tmp_path / "run")) == 0
+    assert what(tmp_path / "run") == what(whole)
+    assert table(tmp_path / "run")["steps"] == table(whole)["steps"]
+
+
+@pytest.mark.parametrize("change", ["labels", "model"])
+def test_best_with_changed_inputs_is_refused(whole: Path, home: Path, tmp_path: Path, change: str, capsys: Any) -> None:
+    for name in ("a", "rows.csv", "test.csv"):
+        copy = shutil.copytree if (home / name).is_dir() else shutil.copy
+        copy(home / name, tmp_path / name)
+    command = words(tmp_path, tmp_path / "run")
+    shutil.copytree(whole, tmp_path / "run")
+    for name in ("best.json", "model"):
+        path = tmp_path / "run" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    options = tmp_path / "run" / "tries" / "run.yaml"
+    options.write_text(options.read_text().replace(str(home), str(tmp_path)))
+    if change == "labels":
+        text = (tmp_path / "rows.csv").read_text()
+        flipped = text.replace(",good", ",?").replace(",bad", ",good").replace(",?", ",bad")
+        assert flipped != text
+        (tmp_path / "rows.csv").write_text(flipped)
+    else:
+        save_tiny_bert(tmp_path / "a", seed=7)
+    assert main(command) == 5
+    assert (
+        f"the {'train data' if change == 'labels' else 'base model'} changed since the first trial"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"runs": [1]}', b'{"runs": {"auto-fold-1": {"x": 1}}}', b"\x00\xff"])
+def test_damaged_record_is_reported_by_name(
+    whole: Path, home: Path, tmp_path: Path, content: bytes, capsys: Any
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "best.json").unlink()
+    (tmp_path / "run" / "tries" / "record.json").write_bytes(content)
+    assert main(words(home, tmp_path / "run")) == 5
+    assert "record.json" in capsys.readouterr().err
+
+
+def test_stray_files_in_tries_are_ignored(whole: Path, home: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "best.json").unlink()
+    for name in (".DS_Store", "Thumbs.db", ".nfs0001", "notes.txt"):
+        (tmp_path / "run" / "tries" / name).write_text("x")
+    assert main(words(home, tmp_path / "run")) == 0
+
+
+def planted(seed: int, right: float, n: int = 400, scale: float = 3.0) -> HeldOut:
+    """Two classes; a model that is right in so many rows, each row by a draw of its own."""
+    rng = np.random.default_rng(99)
+    gold = rng.integers(0, 2, n)
+    hit = np.random.default_rng(seed).random(n) < right
+    side = np.where(hit, gold, 1 - gold)
+    logits = np.zeros((n, 2))
+    logits[np.arange(n), side] = scale
+    return HeldOut(Task.BINARY, logits, gold, ("bad", "good"))
+
+
+def test_worse_model_is_recognized() -> None:
+    good, equal, bad = planted(1, 0.85), planted(1, 0.85, scale=2.0), planted(1, 0.6)
+    assert is_worse(good, bad, "accuracy")
+    assert not is_worse(good, equal, "accuracy")
+    assert not is_worse(bad, good, "accuracy")
+
+
+def test_expected_variant_is_chosen_unless_shown_to_be_worse() -> None:
+    held = {
+        "auto": planted(1, 0.80),
+        "equal": planted(2, 0.79, scale=2.0),
+        "behind": planted(2, 0.79),
+        "bad": planted(3, 0.6),
+    }
+    plain, equal, behind, bad = (Variant(name, "", expected=name != "auto") for name in held)
+    assert pick([plain, equal], held, "accuracy") is equal
+    assert pick([plain, behind], held, "accuracy") is plain  # both score and loss are worse
+    assert pick([plain, bad], held, "accuracy") is plain
+    assert pick([plain, Variant("equal", "")], held, "accuracy") is plain
+
+
+def test_scale_head_divides_the_logits() -> None:
+    model = torch.nn.Module()
+    model.classifier = torch.nn.Linear(3, 2)
+    rows = torch.randn(5, 3)
+    before = model.classifier(rows)
+    scale_head(model, 2.0)
+    torch.testing.assert_close(model.classifier(rows), before / 2)

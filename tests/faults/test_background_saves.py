@@ -13,14 +13,10 @@ import pytest
 
 from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkpoints, leftovers, seed_of, size
 from sampling import crossed
-from tunesmith.events import Resumed, Saved
-from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import read_manifest
 
-ASIDE = {"aside": True}
-WAITING = {"aside": True, "stays": True}
-"""With copies that may wait for the disk, so that some are never written."""
+BACKGROUND = {"background": True}
 SHORT = {"rows": 16, "epochs": 1, "evaluate_every": 2}
 CALLS = "openat,write,fsync,rename,mkdir,unlink,unlinkat,rmdir,link"
 
@@ -40,20 +36,20 @@ def test_each_checkpoint_is_the_one_the_run_would_have_waited_for(bench: Any, fo
     waited, ends = every_checkpoint(folder), fingerprint(folder)
     assert len(waited) == 12
     clean(folder)
-    assert bench.server.engine(folder, options=options | ASIDE).code == 0
+    assert bench.server.engine(folder, options=options | BACKGROUND).code == 0
     assert every_checkpoint(folder) == waited
     assert fingerprint(folder) == ends
     assert leftovers(folder) == []
 
 
-@pytest.mark.parametrize("options", [ASIDE, WAITING], ids=["aside", "waiting"])
-def test_row_01_kill_at_random_moments_while_a_thread_saves(bench: Any, options: dict[str, Any]) -> None:
+def test_row_01_kill_at_random_moments_while_a_thread_saves(bench: Any) -> None:
+    options = BACKGROUND
     seed = seed_of("row_01")
     rng = random.Random(seed)
     killed = 0
     seconds = bench.seconds_now()
     for trial in range(size(full=100, ci=5)):
-        folder = bench.root / f"aside-{trial}"
+        folder = bench.root / f"background-{trial}"
         at = rng.uniform(0.0, seconds)
         where = f"seed {seed}, trial {trial}, killed after {at:.3f} s"
         ended = bench.server.engine(folder, options=options, signals=[[at, "KILL"]])
@@ -75,57 +71,20 @@ def test_row_01_kill_at_random_moments_while_a_thread_saves(bench: Any, options:
 )
 def test_row_01_kill_at_each_stage_while_a_thread_saves(bench: Any, point: str) -> None:
     for n in range(2, size(full=10, ci=2) + 1):
-        folder = bench.root / f"aside-{point}-{n}"
-        ended = bench.server.engine(folder, options=ASIDE, env={"TUNESMITH_FAULT": f"{point}:kill:{n}"})
+        folder = bench.root / f"background-{point}-{n}"
+        ended = bench.server.engine(folder, options=BACKGROUND, env={"TUNESMITH_FAULT": f"{point}:kill:{n}"})
         # best/ is replaced only as often as the run got better
         assert ended.code == -9 or point == "best.begin", (n, ended.log)
         assert damaged_checkpoints(folder) == [], n
-        bench.same_as_whole(folder, **ASIDE)
+        bench.same_as_whole(folder, **BACKGROUND)
         clean(folder)
-
-
-@pytest.mark.parametrize("point", ["save.begin", "save.filled", "save.renamed", "best.begin", "rotate.renamed"])
-def test_row_01_kill_at_each_stage_while_copies_wait(bench: Any, point: str) -> None:
-    for n in range(1, size(full=6, ci=2) + 1):
-        folder = bench.root / f"waiting-{point}-{n}"
-        ended = bench.server.engine(folder, options=WAITING, env={"TUNESMITH_FAULT": f"{point}:kill:{n}"})
-        # how many are written, and which, is a matter of time; the first and the last always are
-        assert ended.code == -9 or n > 1, (n, ended.log)
-        assert damaged_checkpoints(folder) == [], n
-        bench.same_as_whole(folder, **WAITING)
-        clean(folder)
-
-
-def test_row_01_kill_while_a_copy_waits_resumes_from_what_was_published(bench: Any) -> None:
-    for n in range(1, size(full=6, ci=2) + 1):
-        folder = bench.root / f"waits-{n}"
-        ended = bench.server.engine(folder, options=WAITING, fault=f"kill_while_one_waits:{n}:40")
-        assert ended.code == -9, (n, ended.log)
-        assert damaged_checkpoints(folder) == [], n
-        published = intact_checkpoints(folder)
-        assert published, n
-        bench.same_as_whole(folder, **WAITING)
-        resumed = [e.step for e in read_journal(RunDir(folder).journal_file) if isinstance(e, Resumed)]
-        assert resumed == published[-1:], n
-        clean(folder)
-
-
-def test_copies_that_wait_are_skipped_and_the_run_ends_as_ever(bench: Any, folder: Path) -> None:
-    ended = bench.server.engine(folder, options=WAITING, fault="kill_while_one_waits:1000:40")
-    assert ended.code == 0, ended.log
-    assert fingerprint(folder) == bench.whole
-    saved = [e.step for e in read_journal(RunDir(folder).journal_file) if isinstance(e, Saved)]
-    assert saved == sorted(saved)
-    assert saved[-1] == 24
-    assert len(saved) < 12, "every save was written: none waited"
-    assert leftovers(folder) == []
 
 
 @needs_strace
 def test_row_02_kill_at_every_syscall_of_every_thread(bench: Any) -> None:
     seed = seed_of("row_02")
-    log, folder = bench.root / "aside-calls.log", bench.root / "aside-short"
-    options = SHORT | ASIDE
+    log, folder = bench.root / "background-calls.log", bench.root / "background-short"
+    options = SHORT | BACKGROUND
     assert bench.server.engine(folder, options=options, strace=["-e", f"trace={CALLS}"], strace_log=str(log)).code == 0
     whole = fingerprint(folder)
     clean(folder)
@@ -159,7 +118,7 @@ def test_row_07_a_failing_disk_is_reported_and_loses_no_checkpoint(
 ) -> None:
     for k in range(1, size(full=12, ci=2) + 1):
         fail = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={k}"]
-        ended = bench.server.engine(folder, options=ASIDE, strace=fail)
+        ended = bench.server.engine(folder, options=BACKGROUND, strace=fail)
         # a thread of its own for each save: where no thread comes to the k-th call, nothing fails
         assert ended.code in (4, 0), f"{k}: {ended.code}\n{ended.log[-1500:]}"
         assert ended.code == 4 or k > 1, f"{k}: the first call was not hit"
@@ -168,18 +127,18 @@ def test_row_07_a_failing_disk_is_reported_and_loses_no_checkpoint(
         assert ended.code == 0 or silenced or str(folder) in ended.last_line, ended.last_line
         assert damaged_checkpoints(folder) == [], k
         if ended.code == 4:
-            bench.same_as_whole(folder, **ASIDE)
+            bench.same_as_whole(folder, **BACKGROUND)
         clean(folder)
 
 
 @pytest.mark.parametrize(
     ("stage", "name"), crossed(["save.begin", "save.filled", "save.renamed", "best.begin"], ["TERM", "INT"])
 )
-@pytest.mark.parametrize(("options", "n"), [(ASIDE, 3), (WAITING, 1)], ids=["aside", "waiting"])
 def test_row_05_a_signal_while_a_thread_saves_waits_for_it_and_saves(
-    bench: Any, folder: Path, stage: str, name: str, options: dict[str, Any], n: int
+    bench: Any, folder: Path, stage: str, name: str
 ) -> None:
-    ended = bench.server.engine(folder, options=options, env={"TUNESMITH_FAULT": f"{stage}:{name.lower()}:{n}"})
+    options = BACKGROUND
+    ended = bench.server.engine(folder, options=options, env={"TUNESMITH_FAULT": f"{stage}:{name.lower()}:3"})
     assert ended.code == {"TERM": 143, "INT": 130}[name], ended.log
     assert "everything is saved" in ended.last_line
     assert damaged_checkpoints(folder) == []
@@ -187,11 +146,8 @@ def test_row_05_a_signal_while_a_thread_saves_waits_for_it_and_saves(
     bench.same_as_whole(folder, **options)
 
 
-@pytest.mark.parametrize("options", [ASIDE, WAITING], ids=["aside", "waiting"])
-def test_row_16_numbers_that_are_not_finite_are_refused_after_the_save_before_is_whole(
-    bench: Any, folder: Path, options: dict[str, Any]
-) -> None:
-    ended = bench.server.engine(folder, options=options, fault="nan_gradient:7")
+def test_row_16_nan_is_refused_after_the_save_before_it_is_whole(bench: Any, folder: Path) -> None:
+    ended = bench.server.engine(folder, options=BACKGROUND, fault="nan_gradient:7")
     assert ended.code == 6, ended.log
     assert "last good checkpoint: checkpoint-6" in ended.last_line.replace("0000000", ""), ended.last_line
     assert intact_checkpoints(folder) == [6]

@@ -1,0 +1,794 @@
+"""`--recipe best --time_budget 20m`: the best model that can be trained within a time budget.
+
+1. The `auto` recipe is trained on the first of three folds. Its speed shows what else fits into the budget.
+2. Variants are trained on the same fold: other base models, adversarial training, a longer pair warm-up, another pooling.
+3. The best variants are trained on the other folds. A paired test on the held-out examples chooses one.
+4. A temperature and thresholds are fitted to the held-out examples. The chosen variant is trained on all examples, in the run
+   folder itself. Only this last run reads the test examples.
+
+Every trial is an ordinary run below `tries/`, and `tries/record.json` says how it ended: the same command resumes after a crash.
+Given validation examples replace the folds. docs/decisions/0602 explains how the time is divided.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tunesmith.config.convert import read_duration
+from tunesmith.config.load import load_config
+from tunesmith.config.schema import RunConfig, dump_config, to_dict
+from tunesmith.errors import CheckpointError, ConfigError, NumericsError
+from tunesmith.events import Event, RunEnded, SafePoint, StepDone
+from tunesmith.inference.tables import probabilities_of
+from tunesmith.labels import Task
+from tunesmith.metrics.calibration import (
+    MovedThresholds,
+    Temperature,
+    fit_temperature,
+    fit_thresholds,
+    log_loss_of,
+)
+from tunesmith.metrics.intervals import Score
+from tunesmith.metrics.paired import PairedResult, compare_predictions
+from tunesmith.metrics.rows import Array
+from tunesmith.metrics.table import Suite, greater_is_better, make_suite
+from tunesmith.models.files import resolve_model
+from tunesmith.models.pooling import last_linear
+from tunesmith.pipeline.folds import held_out_rows
+from tunesmith.pipeline.identity import NOT_COMPARED, choose_folder, is_finished
+from tunesmith.pipeline.inputs import read_run_data
+from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP
+from tunesmith.pipeline.recipe import FEWEST_PAIR_STEPS, NAMES, RunFacts, epochs_for
+from tunesmith.pipeline.start_clock import StartClock
+from tunesmith.pipeline.train import INPUTS, finetune
+from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
+from tunesmith.report.diagnosis import diagnose_run
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, read_metrics, require_own_folder
+from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import retire
+from tunesmith.runs.writing import make_folder, write_file
+from tunesmith.tuning.trials import (
+    Clock,
+    TimeUp,
+    TrialPruned,
+    damaged,
+    inputs_identity,
+    read_record,
+    require_same_inputs,
+    trial_score,
+)
+
+log = logging.getLogger(__name__)
+
+FOLDS = 3
+"""More folds cost more time for the same number of held-out examples."""
+FINALISTS = 3
+"""Variants that are trained on all folds."""
+ADVERSARIAL = 0.02
+"""Strength of adversarial training: the best value on the development tasks (docs/research/recipes.md)."""
+LONG_PAIR_START = 600
+"""Steps of the longer pair warm-up: with 500 examples they gained twice as much as the 200 of `auto`."""
+SHORTEST_START = 30
+"""Steps: a shorter pair warm-up is omitted."""
+MARGIN = 1.15
+"""How much longer than forecast a run may take."""
+PAGES_SECONDS = 4.0
+"""For curves, report and model card."""
+SAVE_STEPS = 500
+"""A shorter trial starts again after a crash: its checkpoints would cost more."""
+WARM_READS, TIMED_READS = 3, 5
+"""Readings of the step time that are ignored, because kernels are compiled in them, and that are used."""
+SPLIT = "out_of_fold"
+"""The name of the held-out scores in metrics.json."""
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class BestRun:
+    """The run of the final model, and the content of best.json."""
+
+    result: RunResult
+    table: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train. `options` override the config.
+
+    `settled` are the choices of `auto` on the first fold, which are kept on the other folds. With all examples it decides again.
+    `expected`: known to be better on other tasks, so it is chosen unless the held-out examples show that it is worse.
+    """
+
+    name: str
+    description: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settled: Mapping[str, Any] = field(default_factory=dict)
+    expected: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended: done, stopped or failed. For `score`, larger is better; `start_*` describe the pair warm-up."""
+
+    state: str
+    metric: str | None = None
+    score: float | None = None
+    why: str | None = None
+    seconds: float = 0.0
+    step_seconds: float = 0.0
+    steps: int = 0
+    rows: int = 0
+    epochs: float = 0.0
+    start_steps: int = 0
+    start_seconds: float = 0.0
+
+    @property
+    def other_seconds(self) -> float:
+        """Seconds outside of steps."""
+        return max(self.seconds - self.step_seconds - self.start_seconds, 0.0)
+
+    @property
+    def row_seconds(self) -> float:
+        """Seconds per example and epoch."""
+        return self.step_seconds / max(self.rows * self.epochs, 1)
+
+
+def run_best(config: RunConfig, watch: Watch, data: Mapping[str, Any] | None = None) -> BestRun:
+    """Train, or resume, until the final model is done; `data` contains in-memory examples by split."""
+    began = time.monotonic()
+    tables = {"train": None, "validation": None, "test": None, **(data or {})}
+    if config.recipe != "best" or config.time_budget is None:
+        raise ConfigError("--recipe best requires --time_budget", fix="Add, for example, --time_budget 20m.")
+    budget = read_duration(config.time_budget)
+    bases: list[str | None] = [name.strip() for name in (config.model_name_or_path or "").split(",") if name.strip()]
+    bases = bases or [None]
+    options, result = config.run_folder / BEST_OPTIONS, config.run_folder / BEST_RESULT
+    if options.is_file() and not result.is_file():  # an unfinished run, perhaps with a finished model
+        config = replace(config, output_dir=str(config.run_folder))
+    else:
+        config, note = choose_folder(config, in_memory=tables["train"] is not None)
+        if note is not None:
+            watch.say(note)
+    run = RunDir(config.run_folder)
+    first = replace(config, model_name_or_path=bases[0])
+    require_own_folder(run, {name: getattr(first, name) for name in INPUTS}, cache=config.cache_dir)
+    best = BestSearch(replace(first, output_dir=str(run.path)), bases, tables, watch)
+    make_folder(run.path)
+    options = run.path / BEST_OPTIONS
+    with RunLock(options.with_name(".lock")):
+        _require_same_options(config, options)
+        best.open_record(Clock(options.with_name("clock.json"), budget - (time.monotonic() - began)))
+        with suppress(TimeUp):
+            best.explore()
+        try:
+            return best.train_final(run)
+        finally:
+            best.clock.save()
+
+
+def _require_same_options(config: RunConfig, file: Path) -> None:
+    """Store the options of the first start; only the budget may change afterwards."""
+    if not file.is_file():
+        write_file(file, dump_config(config).encode())
+        return
+    known, given = to_dict(load_config(file, need_data=False)), to_dict(config)
+    free = {*NOT_COMPARED, "time_budget"}
+    changed = [name for name, value in given.items() if known[name] != value and name not in free]
+    if changed:
+        raise CheckpointError(
+            f"contains an unfinished run with a different {', '.join(changed)}",
+            where=str(file.parent.parent),
+            fix="Use the same options, or another --output_dir.",
+        )
+
+
+class BestSearch:
+    """Trains variants on folds, chooses one, and trains it on all examples."""
+
+    def __init__(self, config: RunConfig, bases: Sequence[str | None], tables: Mapping[str, Any], watch: Watch) -> None:
+        self.config, self.watch, self.tables = config, watch, tables
+        self.base_names = bases
+        self.folder = config.run_folder / BEST_OPTIONS.parent
+        self.inputs, sizes = self._read_inputs()
+        self.rows, self.test_rows = sizes["train"], sizes.get("test", 0)
+        held_out = any(split.startswith("validation") for split in sizes)
+        self.folds: tuple[int | None, ...] = (None,) if held_out else tuple(range(1, FOLDS + 1))
+        self.auto = Variant("auto", "the auto recipe" if len(bases) == 1 else str(bases[0]))
+        self.tried: list[Variant] = []
+        self.finalists: list[Variant] = []
+        self.start = StartClock()
+        """Times the pair warm-up of the current trial."""
+
+    def _read_inputs(self) -> tuple[dict[str, str], dict[str, int]]:
+        """Return the identity of data and base models, and the number of examples by split."""
+        options = replace(self.config, validation_split_fraction=0.0)
+        data = read_run_data(options, self.tables, self.watch.progress)
+        others = [
+            resolve_model(name, cache_dir=self.config.cache_dir, allow_download=self.config.allow_download)
+            for name in self.base_names[1:]
+        ]
+        return inputs_identity(data, *others), {split: len(rows) for split, rows in data.bundle.splits.items()}
+
+    def open_record(self, clock: Clock) -> None:
+        """Read how earlier trials ended. The folder must be locked."""
+        self.clock = clock
+        self.record: dict[str, Any] = {"inputs": self.inputs, "runs": {}}
+        self._record_file = self.folder / "record.json"
+        if self._record_file.is_file():
+            self.record |= read_record(self._record_file)
+            require_same_inputs(self.record["inputs"], self.inputs, self.folder.parent)
+            runs = self.record["runs"]
+            try:
+                done = {name: Outcome(**found) for name, found in runs.items()}
+            except (AttributeError, TypeError) as error:
+                raise damaged(self._record_file, f"describes a trial that cannot be read ({error})") from None
+            for name, found in done.items():  # a trial whose folder was removed is trained again
+                if found.state == "done" and not RunDir(self.folder / name).predictions_file.is_file():
+                    del runs[name]
+        known = f" {len(self.record['runs'])} trials are finished already." if self.record["runs"] else ""
+        how = "the validation examples" if self.folds == (None,) else f"{FOLDS} folds"
+        self.watch.say(
+            f"Best: {self.config.time_budget} for {self.rows:,} examples. Trials are compared on {how}, then one model is "
+            f"trained on all examples. The first trial shows how many others there is time for.{known}"
+        )
+
+    def note(self, key: str, value: Any) -> None:
+        """Store a decision, so that it is not made again after a crash."""
+        self.record[key] = value
+        write_file(self._record_file, json.dumps(self.record, indent=1).encode())
+
+    # Trials
+
+    def path(self, variant: Variant, fold: int | None) -> Path:
+        """Return the run folder of a trial."""
+        return self.folder / f"{variant.name}-{'held-out' if fold is None else f'fold-{fold}'}"
+
+    def outcome(self, variant: Variant, fold: int | None) -> Outcome | None:
+        """Return how a trial ended; None if it was not trained to its end."""
+        found = self.record["runs"].get(self.path(variant, fold).name)
+        return None if found is None else Outcome(**found)
+
+    def done_folds(self, variant: Variant) -> list[int | None]:
+        """Return the folds on which a variant was trained to its end."""
+        return [k for k in self.folds if (found := self.outcome(variant, k)) is not None and found.state == "done"]
+
+    def explore(self) -> None:
+        """Train `auto` and variants on the first fold, then the best ones on the others. TimeUp ends it at any point."""
+        clock, first = self.clock, self.folds[0]
+        clock.reserve = max(clock.left(), 0.0) / 2  # half of the time is for the final model until the speed is known
+        if self.trial(self.auto, first).state != "done":
+            return
+        self.finalists = [self.auto]
+        clock.reserve = self.final_seconds(self.auto)
+        self._announce()
+        for number, base in enumerate(self.base_names[1:], 2):
+            self.trial(Variant(f"base-{number}", str(base), {"model_name_or_path": base}), first)
+        lead = max(self._done(), key=self._score)
+        lead = replace(lead, settled=self.settled(lead))
+        self.finalists = [lead]
+        clock.reserve = self.final_seconds(lead)
+        for variant in variations(lead, self.config):
+            if self._fits(variant):
+                self.trial(variant, first)
+        rest = [one for one in self._done() if one.name != lead.name]
+        rest.sort(key=lambda one: (one.expected, self._score(one)), reverse=True)
+        finalists = [lead, *rest[: FINALISTS - 1]]
+        while len(finalists) > 2 and clock.left() < (len(self.folds) - 1) * sum(map(self.seconds, finalists)):
+            finalists.pop()
+        self.finalists = finalists
+        clock.reserve = max(map(self.final_seconds, finalists))
+        for fold in self.folds[1:] if len(finalists) > 1 else ():
+            missing = [one for one in finalists if self.outcome(one, fold) is None]
+            if clock.left() < sum(map(self.seconds, missing)):
+                break
+            for one in missing:
+                self.trial(one, fold)
+
+    def _announce(self) -> None:
+        """Report how many other trials there is time for."""
+        one, left = self.seconds(self.auto), self.clock.left()
+        if left < one:
+            budget = self.clock.spent() + self.clock.reserve + 2 * one
+            self.watch.say(
+                f"Best: a trial takes about {one:.0f} s, so there is no time for variants: the auto recipe is used. "
+                f"Set --time_budget {budget / 60:.0f}m or more to compare variants."
+            )
+        else:
+            self.watch.say(f"Best: a trial takes about {one:.0f} s; there is time for about {left / one:.0f} more.")
+
+    def _done(self) -> list[Variant]:
+        return [one for one in self.tried if self.done_folds(one)]
+
+    def _first_outcome(self, variant: Variant) -> Outcome:
+        """Return how the variant ended on the first fold, or the variant that it is derived from."""
+        same = self.finalists[0] if self.finalists else self.auto
+        found = self.outcome(variant, self.folds[0]) or self.outcome(same, self.folds[0])
+        assert found is not None
+        return found
+
+    def _score(self, variant: Variant) -> float:
+        score = self._first_outcome(variant).score
+        return float("-inf") if score is None else score
+
+    def _fits(self, variant: Variant) -> bool:
+        """Whether a trial leaves time for the final model and, except for the first variant, for the other folds."""
+        cost = self.seconds(variant)
+        more = max(self.final_seconds(variant) - self.clock.reserve, 0.0)
+        folds = 0.0 if len(self._done()) == 1 else (len(self.folds) - 1) * (cost + self.seconds(self.finalists[0]))
+        known = self.outcome(variant, self.folds[0]) is not None
+        return known or self.clock.left() >= cost + more + folds
+
+    def trial(self, variant: Variant, fold: int | None) -> Outcome:
+        """Train a variant on a fold unless that is done; TimeUp if the time is up meanwhile."""
+        if all(one.name != variant.name for one in self.tried):
+            self.tried.append(variant)
+        path = self.path(variant, fold)
+        known = self.outcome(variant, fold)
+        if known is not None:
+            return known
+        if self.record.get("deploying"):
+            raise TimeUp  # the final model is being trained: the choice is made
+        if self.record["runs"]:
+            require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
+        began = time.monotonic()
+        found = self._train(variant, RunDir(path), fold)
+        found = replace(found, seconds=time.monotonic() - began, **self.start.facts())
+        self.note("runs", {**self.record["runs"], path.name: asdict(found)})
+        run = RunDir(path)
+        for unused in (*run.checkpoints(), run.best, run.model):
+            if unused.is_dir():
+                retire(unused)
+        shown = found.why if found.metric is None else f"{found.metric} {abs(found.score or 0.0):.4f}"
+        self.watch.say(f"Trial {path.name}: {shown} ({variant.description}; {found.seconds:.0f} s).")
+        return found
+
+    def _train(self, variant: Variant, run: RunDir, fold: int | None) -> Outcome:
+        try:
+            watch = self._make_watch(variant)
+            if not is_finished(run):
+                tables = {f"{split}_data": table for split, table in self.tables.items()}
+                finetune(self.config_for(variant, run.path, fold), watch=watch, use_test=False, **tables)
+            metric, score = trial_score(run)
+        except TrialPruned as error:
+            return Outcome("stopped", why=error.problem)
+        except (NumericsError, ConfigError) as error:
+            if variant.name == "auto":
+                raise  # the given options are wrong: no variant can work
+            return Outcome("failed", why=error.line())
+        steps = [event for event in read_journal(run.journal_file) if isinstance(event, StepDone)]
+        epochs = steps[-1].epoch if steps else 0.0
+        rows = round(sum(step.examples for step in steps) / epochs) if epochs else self.rows
+        return Outcome("done", metric, score, None, 0.0, sum(s.seconds for s in steps), len(steps), rows, epochs)
+
+    def config_for(self, variant: Variant, path: Path, fold: int | None, *, final: bool = False) -> RunConfig:
+        """Return the config of one run. It keeps the weights of the last step: the held-out examples choose nothing in it."""
+        rows = self.rows if final or fold is None else self.rows * (FOLDS - 1) // FOLDS
+        per_epoch = rows / (self._batch(variant) * self.config.gradient_accumulation_steps)
+        steps = max(per_epoch * self._epochs(variant, rows), self.config.max_steps)
+        options: dict[str, Any] = {
+            "recipe": "auto",
+            "time_budget": None,
+            "output_dir": str(path),
+            "run_name": f"{self.config.name}-{path.name}",
+            "folds": None if fold is None or final else FOLDS,
+            "fold": None if final else fold,
+            "load_best_model_at_end": False,
+            "early_stopping_patience": None,
+            "eval_strategy": "no",
+            "train_sample_size": 0,
+            "save_strategy": "steps" if steps > SAVE_STEPS else "no",
+            "save_steps": SAVE_STEPS,
+            "report_to": ("none",),
+            **({} if final else variant.settled),
+            **variant.options,
+        }
+        if final and self.folds != (None,):
+            options["validation_split_fraction"] = 0.0
+        return replace(self.config, **options)
+
+    def settled(self, variant: Variant) -> dict[str, Any]:
+        """Return the choices of the recipe on the first fold, except the number of epochs."""
+        config = load_config(RunDir(self.path(variant, self.folds[0])).config_file, need_data=False)
+        return {name: getattr(config, name) for name in NAMES if name != "num_train_epochs"}
+
+    # Time
+
+    def _epochs(self, variant: Variant, rows: int) -> float:
+        return epochs_of(self.config, rows, self._batch(variant))
+
+    def _batch(self, variant: Variant) -> int:
+        options = {**variant.settled, **variant.options}
+        return int(options.get("per_device_train_batch_size") or self.config.decided.per_device_train_batch_size)
+
+    def seconds(self, variant: Variant, *, final: bool = False) -> float:
+        """Return the forecast of a run, from the same variant on another fold or from one with the same base model.
+
+        Adversarial steps take up to twice as long as those of `auto`; `_require` notices that after a few of them.
+        """
+        like = self._first_outcome(variant)
+        rows = self.rows if final or self.folds == (None,) else self.rows * (FOLDS - 1) // FOLDS
+        steps = like.row_seconds * rows * self._epochs(variant, rows)
+        if self.config.max_steps > 0:
+            steps = like.step_seconds
+        pairs = {**variant.settled, **variant.options}.get("pair_start", like.start_steps) or 0
+        return like.other_seconds + steps + like.start_seconds * pairs / max(like.start_steps, 1)
+
+    def final_seconds(self, variant: Variant) -> float:
+        """Return the forecast of the final model with its scores and pages."""
+        return MARGIN * self.seconds(variant, final=True) + self.closing_seconds(variant)
+
+    def closing_seconds(self, variant: Variant) -> float:
+        """Return the forecast from the last step of the final model to its report."""
+        found = self._first_outcome(variant)
+        pages = PAGES_SECONDS if self.watch.pages else 0.0
+        return pages + self.test_rows * found.row_seconds / 2 + found.other_seconds / 2
+
+    def _make_watch(self, variant: Variant) -> Watch:
+        """Return hooks that stop a trial that would not finish in time, as soon as its speed is known."""
+        steps, times, judged = 0, list[float](), False
+        self.start = StartClock()
+        # The first trial, and the first one of a variant that is likely to be chosen, must leave time for the final model.
+        none_done = not any(found["state"] == "done" for found in self.record["runs"].values())
+        before_final = none_done or (variant.expected and self.outcome(variant, self.folds[0]) is None)
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if self.start.note(stage, done, total):  # a tenth of the pair warm-up is done
+                step, whole = self.start.step_seconds, self.start.total
+                part, final = (
+                    step / PAIRS_IN_A_STEP * rows * self._epochs(variant, rows)
+                    for rows in (self.rows * (FOLDS - 1) // FOLDS, self.rows)
+                )
+                self._require(step * (whole - self.start.read[-1][0]) + part, step * whole + final, before_final)
+            self.clock.beat()
+
+        def plan(num_steps: int, per_epoch: float) -> None:
+            nonlocal steps
+            steps = num_steps
+
+        def listen(event: Event) -> None:
+            nonlocal judged
+            if isinstance(event, StepDone):
+                if event.seconds not in times[-1:]:  # on a GPU one reading covers several steps
+                    times.append(event.seconds)
+                if not judged and len(times) >= WARM_READS + TIMED_READS and event.step >= steps // 20:
+                    judged = True
+                    step = statistics.median(times[WARM_READS:])
+                    self._require(step * (steps - event.step), step * steps * FOLDS / (FOLDS - 1), before_final)
+
+        return Watch(progress=progress, plan=plan, listeners=[self.clock.beat, listen], pages=False)
+
+    def _require(self, seconds: float, final: float, before_final: bool) -> None:
+        """Raise TrialPruned if the rest of a trial, and the final model where that is still to be timed, don't fit."""
+        needed = seconds + (MARGIN * final if before_final else 0.0)
+        left = max(self.clock.left() + (self.clock.reserve if before_final else 0.0), 0.0)
+        if needed > left:
+            what = "this trial and the final model need" if before_final else "this trial needs"
+            raise TrialPruned(f"{what} {needed:.0f} s more, but only {left:.0f} s are left")
+
+    # The final model
+
+    def train_final(self, run: RunDir) -> BestRun:
+        """Train the chosen variant on all examples in the run folder, and write best.json."""
+        clock = self.clock
+        clock.reserve = 0.0
+        complete = is_finished(run)
+        if clock.left() <= 0 and not run.checkpoints() and not complete:
+            raise ConfigError(
+                f"--time_budget {self.config.time_budget} is over before a model is trained",
+                fix="Run the same command with a larger budget to resume.",
+            )
+        require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
+        self.note("deploying", True)
+        choice = choose_variant(self) if self.finalists else None
+        if choice is not None:
+            config = self.config_for(choice.variant, run.path, None, final=True)
+            clock.reserve = self.closing_seconds(choice.variant)
+            ending = choice.ending()
+        else:
+            clock.reserve = PAGES_SECONDS
+            timed = self.outcome(self.auto, self.folds[0]) or Outcome("stopped", **self.start.facts())
+            config = self._shorten(timed)
+            ending = RunEnding(
+                lines=(f"best: {self.config.time_budget} is enough only for auto{_describe_part(config)}",)
+            )
+        for line in ending.lines:
+            self.watch.say(f"Best: {line.removeprefix('best: ')}.")
+        ending = replace(ending, enough=lambda event: isinstance(event, SafePoint) and clock.left() <= 0)
+        kept = ("time_budget", "run_name", "save_strategy", "save_steps", "report_to", "train_sample_size")
+        config = replace(
+            config, output_dir=str(run.path), recipe="best", **{name: getattr(self.config, name) for name in kept}
+        )
+        if complete:  # killed between the report and best.json
+            result = _read_result(run)
+        else:
+            tables = {f"{split}_data": table for split, table in self.tables.items()}
+            result = finetune(config, watch=self.watch, ending=ending, **tables)
+        table = self._table(choice, result)
+        write_file(run.path / BEST_RESULT, json.dumps(table, indent=1).encode())
+        return BestRun(result, table)
+
+    def _shorten(self, timed: Outcome) -> RunConfig:
+        """Return the config of `auto` for less time than it needs: half for its pair warm-up, the rest for its epochs.
+
+        Options that are set are kept. Without a timed warm-up nothing is known, and the run ends when the time is up.
+        """
+        config, left = self.config, self.clock.left()
+        if not timed.start_seconds:
+            return config
+        step = timed.start_seconds / timed.start_steps
+        if config.pair_start is not None and step * config.pair_start > left:
+            raise ConfigError(
+                f"--pair_start {config.pair_start} takes {step * config.pair_start:.0f} s, but only {left:.0f} s of "
+                "--time_budget are left",
+                fix=f"Set --pair_start {int(left / 2 / step)} or less, or a larger --time_budget.",
+            )
+        if config.num_train_epochs is not None or config.max_steps > 0 or config.pair_start is not None:
+            return config
+        steps = min(int(left / 2 / step), FEWEST_PAIR_STEPS)
+        steps = steps if steps >= SHORTEST_START else 0
+        most = epochs_of(config, self.rows, config.decided.per_device_train_batch_size)
+        epochs = (left - steps * step) / MARGIN / (self.rows * step / PAIRS_IN_A_STEP)
+        return replace(config, pair_start=steps, num_train_epochs=round(max(min(most, epochs), 0.1), 2))
+
+    def _table(self, choice: Choice | None, result: RunResult) -> dict[str, Any]:
+        runs = self.record["runs"]
+        paths = {one.name: [self.path(one, fold).name for fold in self.folds] for one in self.tried}
+        tried = [
+            {
+                "name": one.name,
+                "what": one.description,
+                "runs": {name: runs[name] for name in paths[one.name] if name in runs},
+            }
+            for one in self.tried
+        ]
+        return {
+            "time_budget": self.config.time_budget,
+            "seconds": round(self.clock.spent(), 1),
+            "tried": tried,
+            **(choice.to_json() if choice else {"deployed": "auto", "why": "the time is enough only for auto"}),
+            "steps": result.steps,
+            "test": {name: score.to_json() for name, score in result.scores.get("test", {}).items()},
+        }
+
+
+def variations(lead: Variant, config: RunConfig) -> Iterator[Variant]:
+    """Yield variants of the options that are not set, the most promising first."""
+    push = {} if config.adversarial else {"adversarial": ADVERSARIAL}
+    longer: dict[str, Any] = {}
+    if config.pair_start is None and lead.settled["pair_start"]:
+        longer = {"pair_start": max(LONG_PAIR_START, 2 * lead.settled["pair_start"])}
+    tried = [{**longer, **push}, longer, push] if longer and push else [longer or push]
+    if config.pooling is None:
+        tried.append({"pooling": "first" if lead.settled["pooling"] == "mean" else "mean"})
+    for number, options in enumerate(tried, 1):
+        if options:
+            description = ", ".join(f"{name} {value}" for name, value in options.items())
+            expected = "pooling" not in options
+            yield Variant(f"{lead.name}-{number}", description, {**lead.options, **options}, lead.settled, expected)
+
+
+def epochs_of(config: RunConfig, rows: int, batch: int) -> float:
+    """Return the number of epochs: as set, or as `auto` chooses it."""
+    if config.num_train_epochs is not None:
+        return config.num_train_epochs
+    return epochs_for(RunFacts("", 384, 6, rows, 2, Task.BINARY), batch, config.gradient_accumulation_steps)[0]
+
+
+def _describe_part(config: RunConfig) -> str:
+    if config.pair_start is None or config.num_train_epochs is None:
+        return ""
+    return f", with {config.pair_start} steps of its pair warm-up and {config.num_train_epochs:g} epochs"
+
+
+def _read_result(run: RunDir) -> RunResult:
+    """Return the result of a run that is finished, from its files."""
+    scores = {
+        split: {name: Score.from_json(score) for name, score in found.items()}
+        for split, found in read_metrics(run.metrics_file).items()
+        if split != "floors"
+    }
+    end = next(event for event in reversed(read_journal(run.journal_file)) if isinstance(event, RunEnded))
+    return RunResult(run, scores, end.step, None, tuple(f"{f.code}: {f.evidence}" for f in diagnose_run(run)))
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Examples that a model was not trained on: its logits (values in regression) and their labels."""
+
+    task: Task
+    logits: Array
+    gold: Array
+    names: tuple[str, ...] = ()
+
+    @property
+    def probabilities(self) -> Array:
+        """Return the probability of each label; the value itself in regression."""
+        return probabilities_of(self.logits, self.task)
+
+    def loss(self) -> float:
+        """Return the mean squared error in regression, else the log loss."""
+        if self.task is Task.REGRESSION:
+            return float(np.mean((self.logits - self.gold) ** 2))
+        return log_loss_of(self.logits, self.gold)
+
+    def score(self, metric: str) -> float:
+        """Return the score; larger is better."""
+        if metric == "loss":
+            return -self.loss()
+        suite = make_suite(self.task, names=(metric,), scores="probabilities")
+        value = suite.compute(self.probabilities, self.gold)[metric]
+        return -np.inf if value is None else value if suite.greater_is_better(metric) else -value
+
+    def scores(self, suite: Suite, decisions: Array | None = None) -> dict[str, Score]:
+        """Return every metric with its interval."""
+        return suite.compute_with_intervals(self.probabilities, self.gold, decisions=decisions)
+
+
+def read_held_out(folders: Sequence[Path]) -> HeldOut:
+    """Return the held-out examples of trials on different folds, one after the other."""
+    parts = []
+    for folder in folders:
+        rows = held_out_rows(folder)
+        if rows is None:
+            raise CheckpointError(
+                "the trial has no predictions of its held-out examples",
+                where=str(folder),
+                fix="Remove the folder to train it again.",
+            )
+        if rows.task is Task.REGRESSION or rows.probabilities is None:
+            logits = rows.predicted.astype(np.float64)
+        else:
+            logits = np.log(np.clip(rows.probabilities, TINY, 1.0))
+            if rows.task is Task.MULTILABEL:
+                logits = logits - np.log(np.clip(1 - rows.probabilities, TINY, 1.0))
+        parts.append((rows, logits))
+    first = parts[0][0]
+    gold = np.concatenate([rows.labels for rows, _ in parts])
+    return HeldOut(first.task, np.concatenate([logits for _, logits in parts]), gold, first.names)
+
+
+def compare_held_out(a: HeldOut, b: HeldOut, metric: str) -> PairedResult:
+    """Compare B with A by a paired test."""
+    name = metric if metric != "loss" else make_suite(a.task).metric_for_best_model
+    return compare_predictions(
+        a.probabilities, b.probabilities, a.gold, task=a.task, metric=name, scores="probabilities"
+    )
+
+
+def is_worse(a: HeldOut, b: HeldOut, metric: str) -> bool:
+    """Whether B is worse than A: by the paired test, or, if that is not significant, by score and loss."""
+    tested = compare_held_out(a, b, metric)
+    if tested.difference is None or tested.p_value is None:
+        return b.loss() > a.loss()
+    behind = tested.difference < 0 if greater_is_better(tested.metric) else tested.difference > 0
+    return behind and (tested.p_value <= 0.05 or b.loss() > a.loss())
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The variant that is trained last, and what the held-out examples say about it."""
+
+    metric: str
+    variant: Variant
+    held_out: dict[str, dict[str, Score]]
+    """Scores of each finalist."""
+    final: dict[str, Score]
+    """Scores of the chosen variant after temperature and thresholds."""
+    gain: PairedResult | None
+    """The chosen variant compared with `auto`."""
+    temperature: Temperature | None
+    thresholds: MovedThresholds | None
+    more_rows: float
+    """Training examples of the final model per training example of a trial."""
+
+    @property
+    def applied_temperature(self) -> float:
+        """The divisor of the final model's logits. A model trained on more examples is rightly more confident: the fitted
+        temperature is divided by the square root of their ratio (docs/research/recipes.md)."""
+        return 1.0 if self.temperature is None else self.temperature.value / self.more_rows**0.5
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what was chosen, and why."""
+        score = self.final[self.metric].text() if self.metric in self.final else ""
+        found = [f"best: {self.variant.name} ({self.variant.description}), held-out {self.metric} {score}"]
+        if self.gain is not None:
+            tested = self.gain
+            if tested.difference is None or tested.low is None or tested.high is None:
+                gap = "not defined"
+            else:
+                gap = f"{tested.difference:+.4f} [{tested.low:+.3f}, {tested.high:+.3f}], p={tested.p_value:.2g}, n={tested.n:,}"
+            kept = "; it is better on other tasks and not shown to be worse here" if self.variant.expected else ""
+            found.append(f"best: compared with auto, {tested.metric} {gap}{kept}")
+        if self.temperature is not None:
+            more = f"; {self.applied_temperature:.3g} for the final model" if self.more_rows > 1 else ""
+            found.append(f"best: {self.temperature.line()}{more}")
+        if self.thresholds is not None:
+            found.append(f"best: {self.thresholds.line('held-out').removesuffix('.')}")
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entries of best.json."""
+        moved = self.thresholds
+        return {
+            "metric": self.metric,
+            "deployed": f"{self.variant.name} ({self.variant.description})",
+            "held_out": {k: {n: s.to_json() for n, s in v.items()} for k, v in self.held_out.items()},
+            "gain_over_auto": None if self.gain is None else self.gain.to_json(),
+            "temperature": None if self.temperature is None else self.temperature.to_json(),
+            "applied_temperature": self.applied_temperature,
+            "thresholds": None if moved is None else {"kept": moved.thresholds, "line": moved.line("held-out")},
+        }
+
+    def ending(self) -> RunEnding:
+        """Return the end of the final run: the head is scaled by the temperature, and thresholds are set."""
+        moved = None if self.thresholds is None else self.thresholds.thresholds
+        scale = self.applied_temperature
+        change = RunEnding.change if self.temperature is None else lambda model: scale_head(model, scale)
+        return RunEnding(change=change, thresholds=moved, lines=self.lines(), scores={SPLIT: self.final})
+
+
+def pick(finalists: Sequence[Variant], held: Mapping[str, HeldOut], metric: str) -> Variant:
+    """Return the variant with the best score, or one that is expected to be better and not shown to be worse."""
+    best = max(finalists, key=lambda one: (held[one.name].score(metric), -held[one.name].loss()))
+    better = (one for one in finalists if one.expected and not is_worse(held[best.name], held[one.name], metric))
+    return next(better, best)
+
+
+def choose_variant(search: BestSearch) -> Choice:
+    """Choose a finalist by the held-out examples that all finalists have predicted, and calibrate it."""
+    lead = search.done_folds(search.finalists[0])
+    finalists = [one for one in search.finalists if len(search.done_folds(one)) >= min(2, len(lead))]
+    folds = [fold for fold in lead if all(fold in search.done_folds(one) for one in finalists)]
+    held = {one.name: read_held_out([search.path(one, fold) for fold in folds]) for one in finalists}
+    found = search.outcome(finalists[0], folds[0])
+    metric = (found.metric if found else None) or "loss"
+    chosen = pick(finalists, held, metric)
+    rows = held[chosen.name]
+    positive = rows.names[1] if rows.task is Task.BINARY and len(rows.names) == 2 else None
+    names, glue = search.config.metric_name, search.config.task_name
+    suite = make_suite(rows.task, names=names, glue_task=glue, scores="probabilities", positive_name=positive)
+    gain = None
+    if chosen.name != "auto":
+        auto = held.get("auto") or read_held_out([search.path(search.auto, search.folds[0])])
+        n = len(auto.gold)
+        gain = compare_held_out(auto, replace(rows, logits=rows.logits[:n], gold=rows.gold[:n]), metric)
+    temperature = fit_temperature(rows.logits, rows.gold, rows.task)
+    calibrated = rows if temperature is None else replace(rows, logits=rows.logits / temperature.value)
+    moved = None
+    if rows.task is Task.MULTILABEL or metric.startswith("f1") or search.config.move_thresholds:
+        moved = fit_thresholds(np.asarray(calibrated.probabilities), rows.gold, rows.task)
+    return Choice(
+        metric=metric,
+        variant=chosen,
+        held_out={name: part.scores(suite) for name, part in held.items()},
+        final=calibrated.scores(suite, None if moved is None else moved.decisions),
+        gain=gain,
+        temperature=temperature,
+        thresholds=moved,
+        more_rows=1.0 if search.folds == (None,) else FOLDS / (FOLDS - 1),
+    )
+
+
+def scale_head(model: torch.nn.Module, temperature: float) -> None:
+    """Divide the logits by the temperature, in the weights, so that every tool gets calibrated probabilities."""
+    try:
+        layer = last_linear(model)
+    except ConfigError as error:
+        log.warning("the temperature is not applied: %s", error.line())
+        return
+    with torch.no_grad():
+        layer.weight.div_(temperature)
+        if layer.bias is not None:
+            layer.bias.div_(temperature)

@@ -1,0 +1,127 @@
+"""Exports of annotation tools and survey forms, as their programs write them, are read without a conversion."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith.data.read import DataBundle, load_data
+from unit.data.messy_files import pick, sentence, table
+
+ROWS = range(40)
+LABEL = pick("positive", "negative")
+
+
+def load(path: Path, **options: Any) -> DataBundle:
+    return load_data(train_file=path, cache_dir=path.parent / "cache", validation_split_fraction=0, **options)
+
+
+def label_studio(i: int) -> dict[str, Any]:
+    """A task of the default JSON export; the second annotator of every fourth task skipped it."""
+
+    def annotation(choice: str, *, cancelled: bool = False) -> dict[str, Any]:
+        value = {
+            "value": {"choices": [choice]},
+            "id": f"r{i}",
+            "from_name": "sentiment",
+            "to_name": "text",
+            "type": "choices",
+        }
+        return {"id": i, "completed_by": 1, "result": [value], "was_cancelled": cancelled, "ground_truth": False}
+
+    found = [annotation(LABEL(i))] + [annotation("other", cancelled=True)] * (i % 4 == 0)
+    data = {"text": sentence(i), "source": "mail"}
+    return {
+        "id": i,
+        "annotations": found,
+        "drafts": [],
+        "predictions": [],
+        "data": data,
+        "meta": {},
+        "total_annotations": 1,
+    }
+
+
+def argilla_2(i: int) -> dict[str, Any]:
+    """A record of `dataset.records.to_json`: two of three annotators agree."""
+    users = [{"value": v, "user_id": f"u{k}"} for k, v in enumerate((LABEL(i), "other", LABEL(i)))]
+    return {
+        "id": str(i),
+        "fields": {"text": sentence(i)},
+        "metadata": {"page": i},
+        "suggestions": {"sentiment": {"value": "other", "score": 0.4, "agent": "m"}},
+        "responses": {"sentiment": users},
+        "vectors": {},
+    }
+
+
+def argilla_flat(i: int) -> dict[str, Any]:
+    """A record of `to_datasets` (Argilla 2)."""
+    return {
+        "text": sentence(i),
+        "sentiment.responses": [LABEL(i)],
+        "sentiment.responses.users": ["u1"],
+        "sentiment.responses.status": ["submitted"],
+        "sentiment.suggestion": "other",
+    }
+
+
+def argilla_feedback(i: int) -> dict[str, Any]:
+    """A record of a FeedbackDataset (Argilla 1)."""
+    answer = [{"user_id": "u1", "value": LABEL(i), "status": "submitted"}]
+    return {"text": sentence(i), "sentiment": answer, "sentiment-suggestion": "other", "external_id": None}
+
+
+def argilla_1(i: int) -> dict[str, Any]:
+    """A text classification record of Argilla 1."""
+    row = {"text": sentence(i), "inputs": {"text": sentence(i)}, "prediction": [{"label": "other", "score": 0.3}]}
+    return {**row, "annotation": LABEL(i), "annotation_agent": "a", "status": "Validated", "multi_label": False}
+
+
+def doccano(i: int) -> dict[str, Any]:
+    return {"id": i, "text": sentence(i), "label": [LABEL(i)], "Comments": []}
+
+
+@pytest.mark.parametrize("record", [label_studio, argilla_2, argilla_flat, argilla_feedback, argilla_1, doccano])
+@pytest.mark.parametrize("form", ["x.json", "x.jsonl"])
+def test_export_is_read_as_text_and_one_label(record: Any, form: str, tmp_path: Path) -> None:
+    rows = [record(i) for i in ROWS]
+    path = tmp_path / form
+    path.write_text(json.dumps(rows, indent=2) if form == "x.json" else "".join(json.dumps(row) + "\n" for row in rows))
+    for _ in range(2):  # parsed, then from the cached table
+        found = load(path)
+        assert found.columns.text == ("text",)
+        assert found.labels.task.value == "binary"
+        names = [found.labels.names[i] for i in found.splits["train"]["labels"][:]]
+        assert names == [LABEL(i) for i in ROWS]
+        assert found.splits["train"]["text"][:] == [sentence(i) for i in ROWS]
+        assert record is doccano or any("is an export of" in note for note in found.notes)
+
+
+def test_export_with_several_labels_per_task_is_multilabel(tmp_path: Path) -> None:
+    rows = [doccano(i) | {"label": ["positive", "late"] if i % 3 == 0 else [LABEL(i)]} for i in ROWS]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load(tmp_path / "x.jsonl").labels.task.value == "multilabel"
+
+
+def test_export_with_unfinished_tasks_names_them(tmp_path: Path) -> None:
+    rows = [label_studio(i) | ({"annotations": []} if i in (3, 7) else {}) for i in ROWS]
+    (tmp_path / "x.json").write_text(json.dumps(rows))
+    found = load(tmp_path / "x.json", skip_bad_rows=True)
+    assert len(found.splits["train"]) == 38
+    assert [row.reasons for row in found.bad_rows] == [("sentiment: the label is missing",)] * 2
+
+
+def test_google_forms_questions_are_a_header(tmp_path: Path) -> None:
+    columns = {
+        "Timestamp": lambda i: f"2024/03/{i % 28 + 1:02d} 10:1{i % 10}:00 AM",
+        "What did you like or dislike about our service today?": sentence,
+        "Which department should take care of this?": pick("billing", "access", "hardware"),
+    }
+    table(columns)(tmp_path / "form.csv")
+    found = load(tmp_path / "form.csv")
+    assert (found.columns.text, found.columns.label) == (tuple(columns)[1:2], tuple(columns)[2])
+    assert "Not used: 'Timestamp'." in found.notes
