@@ -295,6 +295,8 @@ def _finish(
     scores = score_splits(prepared, predictions) | ending.scores
     diagnosis: list[str] = []
     if is_main:
+        assert keeper.journal is not None
+        keeper.journal.settle()  # raises if the run folder was replaced meanwhile
         write_results(run, prepared, predictions, scores)
         card = write_card(prepared, scores, steps=state.step, best_step=best_step)
         write_model(run, prepared, weights, card)
