@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tunesmith.speedups.packing import pack
-from tunesmith.speedups.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
+from tunesmith.speedups.first_token import enable_first_token_only
+from tunesmith.speedups.packing import PaddingFree, enable_padding_free, pack
 from tunesmith.speedups.vocabulary import VocabularyCut
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -69,7 +69,7 @@ def read_rows(model: Path) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarr
 
 
 class Arm:
-    """A model of its own with some strategies on, and the times of its steps."""
+    """A model of its own with some speedups on, and the times of its steps."""
 
     def __init__(self, base: nn.Module, on: frozenset[str], used_ids: np.ndarray) -> None:
         self.model = copy.deepcopy(base).train()

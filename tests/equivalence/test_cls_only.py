@@ -20,8 +20,8 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.errors import ConfigError
-from tunesmith.speedups.packing import pack
-from tunesmith.speedups.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
+from tunesmith.speedups.first_token import enable_first_token_only, why_not_first_token
+from tunesmith.speedups.packing import enable_padding_free, pack
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 
@@ -70,8 +70,8 @@ def test_disable_gives_the_whole_layer_back() -> None:
 def test_the_strategies_can_be_taken_off_in_any_order(order: str) -> None:
     model = make_model("bert")
     before = model.config._attn_implementation
-    strategies = [enable_padding_free(model), enable_first_token_only(model)]
-    for strategy in strategies if order == "packing first" else reversed(strategies):
+    speedups = [enable_padding_free(model), enable_first_token_only(model)]
+    for strategy in speedups if order == "packing first" else reversed(speedups):
         strategy.disable()
     assert model.config._attn_implementation == before
 

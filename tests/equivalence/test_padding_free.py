@@ -27,9 +27,9 @@ from equivalence.strategy_cases import (
 from sampling import crossed
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import why_not
-from tunesmith.speedups import attention
-from tunesmith.speedups.packing import pack
-from tunesmith.speedups.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
+from tunesmith.speedups import packing
+from tunesmith.speedups.first_token import enable_first_token_only
+from tunesmith.speedups.packing import PaddingFree, enable_padding_free, pack
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "one token": (1,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 
@@ -74,7 +74,7 @@ def test_a_batch_filled_up_to_a_bucket_changes_nothing(kind: str, first_only: bo
 def test_attention_by_distance_with_the_fixed_shapes_of_a_gpu_gives_the_same(
     kind: str, first_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "GROUPED", ())
+    monkeypatch.setattr(packing, "GROUPED", ())
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
@@ -88,7 +88,7 @@ def test_attention_by_distance_with_the_fixed_shapes_of_a_gpu_gives_the_same(
 
 @pytest.mark.parametrize("first_only", [False, True])
 def test_the_mask_fallback_for_other_devices_gives_the_same(first_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "attend_on_cpu", attention.attend_by_mask)
+    monkeypatch.setattr(packing, "attend_on_cpu", packing.attend_by_mask)
     model = make_model("bert")
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind="bert"), labels)

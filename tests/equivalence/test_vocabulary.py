@@ -14,8 +14,8 @@ from torch import nn
 from equivalence.strategy_cases import PAD, VOCABULARY, largest_difference, make_labels, make_model, make_rows, pad_rows
 from sampling import crossed
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.speedups.packing import pack
-from tunesmith.speedups.padding_free import enable_first_token_only, enable_padding_free
+from tunesmith.speedups.first_token import enable_first_token_only
+from tunesmith.speedups.packing import enable_padding_free, pack
 from tunesmith.speedups.vocabulary import VocabularyCut, why_not_restricted
 
 STEPS = 100

@@ -421,11 +421,10 @@ def _be_child(room: Room, log: Path, call: Callable[[], int]) -> None:
 async def watch_board(folder: Path, rng: random.Random) -> int:
     """Asks for every page; 1 when one fails, hangs, or the sound run is lost beside the hostile one."""
     from tunesmith.inference.board import Board
-    from tunesmith.inference.runs import RunIndex
     from tunesmith.inference.security import Access
     from tunesmith.inference.server import make_app
 
-    board = Board(RunIndex(folder))
+    board = Board(folder)
     app = make_app(board, Access.for_port(TOKEN, PORT, ()))
     bad = 0
     for path, wanted in (

@@ -408,10 +408,10 @@ def test_row_14_a_folder_of_another_program_is_used_with_a_note(
 
 
 def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: RunDir) -> None:
-    from tunesmith.inference.bodies import BadRequest
-    from tunesmith.inference.kept_models import KeptModels
+    from tunesmith.inference.batcher import LoadedModels
+    from tunesmith.inference.server import BadRequest
 
-    models = KeptModels()
+    models = LoadedModels()
     model = models.get(run)
     before = model.probabilities(["the good film"]).tolist()
     file = run.model / "model.safetensors"

@@ -1,4 +1,4 @@
-"""The exact strategies one by one, BERT-base's shape: packed batches, first token, cut vocabulary, captured passes."""
+"""The exact speedups one by one, BERT-base's shape: packed batches, first token, cut vocabulary, captured passes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tunesmith.speedups.packing import Layout, pack
-from tunesmith.speedups.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
+from tunesmith.speedups.first_token import enable_first_token_only
+from tunesmith.speedups.packing import Layout, PaddingFree, enable_padding_free, pack
 from tunesmith.speedups.vocabulary import VocabularyCut
 
 Rows = dict[str, list[np.ndarray]]

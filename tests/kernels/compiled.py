@@ -9,14 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tunesmith.speedups import (
-    adamw_kernel,
-    attention_kernels,
-    modern_kernels,
-    row_kernels,
-    short_rows,
-    triton_kernels,
-)
+from tunesmith.speedups.kernels import adamw, attention, layers
 
 HALF, FLOAT, DOUBLE, INT, LONG, INTS, NUMBER = "*bf16", "*fp32", "*fp64", "i32", "*i64", "*i32", "fp32"
 BLOCK = {"BLOCK": 1024, "DROP": True, "COPY": True}
@@ -28,20 +21,20 @@ HEAD = {"D": 64, "TILE": 64, "DROP": True}
 SHORT = {"D": 64, "DROP": True, "NEAR": False}
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     (
-        triton_kernels._add_norm_forward,
+        layers._add_norm_forward,
         [HALF, *[FLOAT] * 4, LONG, FLOAT, HALF, HALF, FLOAT, INT, INT, NUMBER, NUMBER],
         {**BLOCK, "KEEP": True},
     ),
     (
-        triton_kernels._add_norm_backward,
+        layers._add_norm_backward,
         [FLOAT, HALF, HALF, FLOAT, LONG, FLOAT, HALF, FLOAT, FLOAT, INT, INT, INT, NUMBER],
         BLOCK,
     ),
-    (triton_kernels._bias_gelu_forward, [HALF, FLOAT, HALF, INT, INT], TILE),
-    (triton_kernels._bias_gelu_backward, [HALF, HALF, FLOAT, HALF, HALF, FLOAT, INT, INT], TILE),
+    (layers._bias_gelu_forward, [HALF, FLOAT, HALF, INT, INT], TILE),
+    (layers._bias_gelu_backward, [HALF, HALF, FLOAT, HALF, HALF, FLOAT, INT, INT], TILE),
     *(
         (
-            attention_kernels._forward,
+            attention._forward,
             [*[HALF] * 4, FLOAT, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 5],
             {**HEAD, "NEAR": near},
         )
@@ -49,7 +42,7 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     *(
         (
-            attention_kernels._backward,
+            attention._backward,
             [*[HALF] * 5, FLOAT, *[HALF] * 3, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 6],
             {**HEAD, "NEAR": near},
         )
@@ -57,41 +50,41 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     *(
         (kernel, [*[HALF] * tensors, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 4], {**SHORT, **sizes})
-        for kernel, tensors in ((short_rows._short_forward, 4), (short_rows._short_backward, 7))
+        for kernel, tensors in ((attention._short_forward, 4), (attention._short_backward, 7))
         for sizes in (
             {"LOW": 0, "KEYS": 64, "QUERIES": 64},
             {"LOW": 64, "KEYS": 128, "QUERIES": 32},
             {"LOW": 64, "KEYS": 128, "QUERIES": 128},
         )
     ),
-    (row_kernels._lay, [HALF, HALF, INTS, INT, INT, INT], {"TILE": 64, "SIZE": 64, "BACK": False}),
+    (attention._lay, [HALF, HALF, INTS, INT, INT, INT], {"TILE": 64, "SIZE": 64, "BACK": False}),
     (
-        row_kernels._weigh_forward,
+        attention._weigh_forward,
         [*[HALF] * 3, FLOAT, INTS, LONG, HALF, HALF, *[INT] * 4, NUMBER, NUMBER],
         {**SCORES, "KEY": True, "QUERY": True, "BIAS": True, "DROP": True},
     ),
     (
-        row_kernels._weigh_backward,
+        attention._weigh_backward,
         [HALF, HALF, INTS, LONG, HALF, HALF, *[INT] * 4, NUMBER, NUMBER],
         {**SCORES, "KEY": True, "DROP": True},
     ),
-    (row_kernels._skew, [HALF, HALF, INTS, INT, INT, INT], SCORES),
-    (adamw_kernel._advance, [LONG, DOUBLE, FLOAT, FLOAT], {}),
+    (attention._skew, [HALF, HALF, INTS, INT, INT, INT], SCORES),
+    (adamw._advance, [LONG, DOUBLE, FLOAT, FLOAT], {}),
     (
-        modern_kernels._sum_norm_forward,
+        layers._sum_norm_forward,
         [HALF, *[FLOAT] * 3, LONG, FLOAT, HALF, HALF, FLOAT, INT, INT, NUMBER, NUMBER],
         {**SUM, "KEEP": True},
     ),
     (
-        modern_kernels._sum_norm_backward,
+        layers._sum_norm_backward,
         [FLOAT, HALF, HALF, FLOAT, LONG, FLOAT, HALF, FLOAT, FLOAT, INT, INT, INT, NUMBER],
         SUM,
     ),
-    (modern_kernels._geglu_forward, [HALF, LONG, HALF, INT, INT, INT, NUMBER], GATED),
-    (modern_kernels._geglu_backward, [HALF, HALF, LONG, HALF, HALF, INT, INT, INT, NUMBER], GATED),
-    (modern_kernels._rotate, [HALF, FLOAT, FLOAT, INT, INT], {"HEADS": 32, "HALF": 32, "BACK": True}),
+    (layers._geglu_forward, [HALF, LONG, HALF, INT, INT, INT, NUMBER], GATED),
+    (layers._geglu_backward, [HALF, HALF, LONG, HALF, HALF, INT, INT, INT, NUMBER], GATED),
+    (layers._rotate, [HALF, FLOAT, FLOAT, INT, INT], {"HEADS": 32, "HALF": 32, "BACK": True}),
     (
-        adamw_kernel._update,
+        adamw._update,
         [LONG, LONG, LONG, *[FLOAT] * 4],
         {"CHUNK": 8192, "BLOCK": 1024, "HALF": triton.language.bfloat16},
     ),

@@ -28,11 +28,12 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
-from tunesmith.speedups import attention_kernels, fused_layers, fused_ops, triton_kernels
-from tunesmith.speedups.adamw_kernel import OneKernelAdamW
-from tunesmith.speedups.fused_attention import attend_by_distance
-from tunesmith.speedups.packing import Layout, pack
-from tunesmith.speedups.padding_free import enable_padding_free
+from tunesmith.speedups import fused, fused_ops
+from tunesmith.speedups.fused_ops import attend_by_distance
+from tunesmith.speedups.kernels import attention as attention_kernels
+from tunesmith.speedups.kernels import layers as triton_kernels
+from tunesmith.speedups.kernels.adamw import OneKernelAdamW
+from tunesmith.speedups.packing import Layout, enable_padding_free, pack
 
 
 def check_add_norm() -> None:
@@ -275,9 +276,9 @@ def check_distances_in_layers(kind: str) -> None:
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
     strategy = enable_padding_free(model)
-    fused_layers.FusedLayers(model, torch.float32, first_token_only=True)
+    fused.FusedLayers(model, torch.float32, first_token_only=True)
     used: list[bool] = []
-    fused_layers.attends_fused = lambda *_: used.append(True) or True  # type: ignore[func-returns-value]
+    fused.attends_fused = lambda *_: used.append(True) or True  # type: ignore[func-returns-value]
     batch = pack(rows, first_position=strategy.first_position, keys=strategy.keys, total=64, longest=32)
     ours_loss, _, ours = gradients(model, batch, labels)
     say(f"{kind} in layers, not used", float(not used), 0.5)

@@ -18,9 +18,9 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
-from tunesmith.speedups import fused_attention, fused_modern, modern_kernels
-from tunesmith.speedups.packing import pack
-from tunesmith.speedups.padding_free import enable_padding_free
+from tunesmith.speedups import fused, fused_ops
+from tunesmith.speedups.kernels import layers as modern_kernels
+from tunesmith.speedups.packing import enable_padding_free, pack
 
 
 def check_sum_norm(with_beta: bool, last: bool) -> None:
@@ -34,7 +34,7 @@ def check_sum_norm(with_beta: bool, last: bool) -> None:
         name = f"sum_norm {dtype} beta={with_beta} last={last}"
         h = torch.randn(rows, width).to(dtype).requires_grad_()
         stored = torch.float32 if last else dtype
-        out = fused_modern._SumNorm.apply(h, residual, gamma, beta, 1e-5, 0.0, SEEDS, 1, stored, not last, True)
+        out = fused_ops._SumNorm.apply(h, residual, gamma, beta, 1e-5, 0.0, SEEDS, 1, stored, not last, True)
         total = residual + h.float()
         normed = functional.layer_norm(total, (width,), gamma, beta, 1e-5)
         half = dtype == torch.bfloat16
@@ -85,7 +85,7 @@ def check_geglu() -> None:
     x, weight = torch.randn(37, 600, requires_grad=True), torch.randn(20, 300, requires_grad=True)
     value, gate = x.chunk(2, dim=-1)
     expected = (functional.gelu(value) * gate) @ weight.t()
-    out = fused_modern._GegluLinear.apply(x, weight.detach(), weight, 0.0, SEEDS, 1)
+    out = fused_ops._GegluLinear.apply(x, weight.detach(), weight, 0.0, SEEDS, 1)
     given = torch.randn_like(expected)
     say("geglu forward", apart(out, expected), 1e-4)
     ours, theirs = (torch.autograd.grad(y, (x, weight), given) for y in (out, expected))
@@ -114,7 +114,7 @@ def check_rotation() -> None:
     cos, sin = angles.cos(), angles.sin()
     for dtype in (torch.float32, torch.bfloat16):
         packed = torch.randn(tokens, 3 * heads * size).to(dtype).requires_grad_()
-        ours = fused_modern._Rotate.apply(packed.clone(), cos, sin, heads).view(tokens, 3, heads, size)
+        ours = fused_ops._Rotate.apply(packed.clone(), cos, sin, heads).view(tokens, 3, heads, size)
         q, k, v = packed.view(tokens, 3, heads, size).unbind(1)
         expected = torch.stack([*apply_rotary_pos_emb(q, k, cos, sin), v], 1)
         limit = 1e-6 if dtype == torch.float32 else 0.02
@@ -122,28 +122,28 @@ def check_rotation() -> None:
         given = torch.randn_like(expected)
         wanted = torch.autograd.grad(expected, packed, given, retain_graph=True)[0]
         say(f"rotation {dtype} gradient", apart(torch.autograd.grad(ours, packed, given.clone())[0], wanted), limit)
-        plain = fused_modern.rotated(packed, cos, sin, heads)
+        plain = fused_ops.rotated(packed, cos, sin, heads)
         say(f"rotation {dtype} without triton", apart(plain, expected), limit)
 
 
 def by_kernels() -> dict[str, Callable[..., Any]]:
-    """What a GPU runs, in place of what fused_modern calls where there is none."""
+    """What a GPU runs, in place of what fused.py calls where there is none."""
 
     def sum_norm(h: Any, residual: Any, norm: Any, *, drop: float, seeds: Any, call: int, last: bool) -> Any:
         given = (h, residual, norm.weight, norm.bias, norm.eps, drop, seeds, call, residual.dtype if last else h.dtype)
-        out = fused_modern._SumNorm.apply(*given, not last, True)
+        out = fused_ops._SumNorm.apply(*given, not last, True)
         return (out, out) if last else out
 
     def geglu_linear(x: Any, weight: Any, parameter: Any, *, drop: float, seeds: Any, call: int) -> Any:
-        return fused_modern._GegluLinear.apply(x, weight, parameter, drop, seeds, call)
+        return fused_ops._GegluLinear.apply(x, weight, parameter, drop, seeds, call)
 
     def rotated(packed: Any, cos: Any, sin: Any, heads: int) -> Any:
-        return fused_modern._Rotate.apply(packed, cos, sin, heads).view(-1, 3, heads, cos.shape[1])
+        return fused_ops._Rotate.apply(packed, cos, sin, heads).view(-1, 3, heads, cos.shape[1])
 
     def attend_fused(
         firsts: Any, packed: Any, layout: Any, *, scale: float, drop: float, seeds: Any, call: int, window: Any
     ) -> Any:
-        return fused_attention._Attention.apply(firsts, packed, layout, scale, drop, seeds, call, window)
+        return fused_ops._Attention.apply(firsts, packed, layout, scale, drop, seeds, call, window)
 
     return {"sum_norm": sum_norm, "geglu_linear": geglu_linear, "rotated": rotated, "attend_fused": attend_fused}
 
@@ -154,9 +154,9 @@ def check_layers() -> None:
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind="modernbert-mean"), labels)
     strategy = enable_padding_free(model)
-    fused_modern.fuse_layers(model, torch.float32, first_token_only=False)
+    fused.fuse_layers(model, torch.float32, first_token_only=False)
     for name, function in by_kernels().items():
-        setattr(fused_modern, name, function)
+        setattr(fused, name, function)
     batch = pack(rows, first_position=strategy.first_position, keys=strategy.keys, total=64, longest=32)
     ours_loss, _, ours = gradients(model, batch, labels)
     say("layers of modernbert, loss", apart(ours_loss, loss), 1e-6)

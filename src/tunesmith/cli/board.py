@@ -37,10 +37,11 @@ def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped; gives the exit code."""
+    from tunesmith.inference.board import Board
     from tunesmith.inference.security import load_token
-    from tunesmith.inference.server import make_board, serve_forever
+    from tunesmith.inference.server import Listen, serve_forever
 
-    board = make_board(args.runs_dir)
+    board = Board(args.runs_dir)
     token = load_token(new=args.new_token)
 
     def ready(address: str) -> None:
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         )
         warn_network(args.host)
 
-    serve_forever(board, host=args.host, port=args.port, token=token, names=args.allow_host, on_ready=ready)
+    serve_forever(board, Listen(args.host, args.port, token, args.allow_host), ready)
     return 0
 
 

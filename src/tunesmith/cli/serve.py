@@ -6,12 +6,15 @@ import argparse
 import json
 import logging
 import os
+import shlex
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tunesmith.cli.board import add_server_arguments, warn_network
 from tunesmith.cli.parser import add_flag
 from tunesmith.cli.trained_model import positive
-from tunesmith.errors import ConfigError, StoppedBySignal
+from tunesmith.errors import ConfigError
 
 DEFAULT_PORT = 8322
 MIN_KEY = 16
@@ -26,89 +29,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser, DEFAULT_PORT)
     add_flag(parser, "--workers N", "processes that answer at the port [1]", type=positive, default=1)
     add_flag(parser, "--log_requests", "one JSON line a request on stderr, without texts")
-    # The number and the table of counters that `_serve_together` gives to each of its workers.
-    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until it is stopped; gives the exit code."""
-    from tunesmith.inference.model_folder import is_graph_folder
+    """Serve until it is stopped; return the exit code."""
     from tunesmith.inference.security import key_file, load_token
-    from tunesmith.inference.server import serve_forever
-    from tunesmith.inference.service import DRAIN_SECONDS, PredictionService, load_in_background
-    from tunesmith.inference.supervisor import ServiceCounters, end_with_parent
-    from tunesmith.runs.folder import RunDir, open_run
+    from tunesmith.inference.server import Listen, serve_forever, serve_with_workers
+    from tunesmith.inference.service import DRAIN_SECONDS
 
     for name, value in WAITING.items():
-        os.environ.setdefault(name, value)  # read once, when torch is loaded: that is later
-    folder = Path(args.run)
-    worker = [int(word) for word in args.worker.split(":") if word]
-    counters = ServiceCounters(worker[1], worker[0]) if worker else None
-    service = PredictionService(RunDir(folder) if is_graph_folder(folder) else open_run(args.run), counters=counters)
+        os.environ.setdefault(name, value)  # torch reads it when it is imported, which is later
+    make_service = partial(_make_service, args.run, args.log_requests)
     key = os.environ.get("TUNESMITH_SERVE_KEY") or load_token(key_file(), new=args.new_token)
     if len(key) < MIN_KEY:
-        raise ConfigError(f"TUNESMITH_SERVE_KEY has {len(key)} characters", fix=f"Use at least {MIN_KEY} random ones.")
-    if args.workers > 1 and not worker:
-        return _serve_together(args, key)
-    if args.log_requests:
-        log_to_stderr()
-
-    def ready(address: str) -> None:
-        if not worker:
-            _greet(args, address, key)
-        load_in_background(service)
-
-    if worker:
-        end_with_parent()
-    try:
-        serve_forever(
-            service,
-            host=args.host,
-            port=args.port,
-            token=key,
-            names=args.allow_host,
-            on_ready=ready,
-            drain_seconds=DRAIN_SECONDS,
-            shared=bool(worker),
-        )
-    except StoppedBySignal as stopped:
-        if not worker:  # the process that started the workers says it for all of them
-            raise
-        return stopped.exit_code
+        problem = f"TUNESMITH_SERVE_KEY has only {len(key)} characters"
+        raise ConfigError(problem, fix=f"Use at least {MIN_KEY} random ones.")
+    listen = Listen(args.host, args.port, key, args.allow_host, DRAIN_SECONDS)
+    ready = partial(_print_address, args)
+    if args.workers == 1:
+        serve_forever(make_service(), listen, ready)
+        return 0
+    threads = max(1, len(os.sched_getaffinity(0)) // args.workers)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    serve_with_workers(make_service, args.workers, listen, ready)
     return 0
 
 
-def _greet(args: argparse.Namespace, address: str, key: str) -> None:
-    from tunesmith.inference.pages import model_facts
+def _make_service(folder: str, log_requests: bool) -> Any:
+    from tunesmith.inference.model_folder import is_graph_folder
+    from tunesmith.inference.service import PredictionService
+    from tunesmith.runs.folder import RunDir, open_run
+
+    if log_requests:
+        log_to_stderr()
+    return PredictionService(RunDir(Path(folder)) if is_graph_folder(Path(folder)) else open_run(folder))
+
+
+def _print_address(args: argparse.Namespace, address: str) -> None:
+    """Print a curl command. It refers to the key but does not contain it, because stdout may be a log file."""
+    from tunesmith.inference.security import key_file
+    from tunesmith.inference.service import model_summary
     from tunesmith.runs.folder import RunDir
 
     body = {"texts": ["..."]}
-    if len((model_facts(RunDir(Path(args.run))) or {}).get("columns", ())) == 2:
+    if len((model_summary(RunDir(Path(args.run))) or {}).get("columns", ())) == 2:
         body["pairs"] = ["..."]
-    shown = "$TUNESMITH_SERVE_KEY" if os.environ.get("TUNESMITH_SERVE_KEY") else key
-    print(f"{args.run} at {address}/predict, described at {address}/docs\n")
-    print(f'  curl {address}/predict -H "Authorization: Bearer {shown}" \\')
+    in_environment = bool(os.environ.get("TUNESMITH_SERVE_KEY"))
+    key = "$TUNESMITH_SERVE_KEY" if in_environment else f"$(cat {shlex.quote(str(key_file()))})"
+    print(f"{args.run} at {address}/predict, API description at {address}/docs\n")
+    print(f'  curl {address}/predict -H "Authorization: Bearer {key}" \\')
     print(f"    -H 'Content-Type: application/json' -d '{json.dumps(body)}'\n", flush=True)
     warn_network(args.host)
-
-
-def _serve_together(args: argparse.Namespace, key: str) -> int:
-    """Starts the workers, which share the cores, and keeps them alive."""
-    from tunesmith.inference.server import address_of, open_socket
-    from tunesmith.inference.service import DRAIN_SECONDS
-    from tunesmith.inference.supervisor import run_workers
-
-    with open_socket(args.host, args.port) as listener:  # alone at first: a port that another program has is refused
-        port = int(listener.getsockname()[1])
-    words = ["serve", str(args.run), "--host", args.host, "--port", str(port)]
-    words += [word for name in args.allow_host for word in ("--allow_host", name)]
-    words += ["--log_requests"] * args.log_requests
-    threads = str(max(1, len(os.sched_getaffinity(0)) // args.workers))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ, "TUNESMITH_SERVE_KEY": key}
-    _greet(args, address_of(args.host, port), key)
-    return run_workers(
-        args.workers, lambda number, table: [*words, "--worker", f"{number}:{table}"], environment, DRAIN_SECONDS + 5
-    )
 
 
 def log_to_stderr() -> None:

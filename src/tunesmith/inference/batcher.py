@@ -1,7 +1,7 @@
-"""Classifies texts with finished runs: one thread takes what waits for a model together, in batches counted by tokens.
+"""Dynamic batching for the prediction service and the board: one thread, which also owns the loaded models.
 
-A batch is never delayed to grow: it holds what came in while the one before was computed, in the order of arrival, up to the
-tokens that the model computes within the latency budget at the speed it had so far. Its rows are sorted by length.
+Batching is continuous: each batch takes the requests that arrived while the previous one was running, in order of arrival, up to
+the number of tokens that the model computes within LATENCY_SECONDS. A request is never delayed to fill a batch.
 """
 
 from __future__ import annotations
@@ -12,85 +12,202 @@ import math
 import queue
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, groupby
+from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import DataError, NumericsError, TunesmithError
-from tunesmith.inference.bodies import BadRequest, Texts
-from tunesmith.inference.kept_models import KeptModels, load_run_predictor
+from tunesmith.inference.model_folder import is_graph_folder
+from tunesmith.inference.server import RETRY_SECONDS, BadRequest
+from tunesmith.inference.tables import predicted_names, probabilities_of
 from tunesmith.labels import Task
 from tunesmith.runs.folder import RunDir
+from tunesmith.runs.writing import folder_version
 
 log = logging.getLogger(__name__)
 
+MAX_TEXTS = 64
+MAX_TEXT_CHARS = 50_000
+MAX_MODELS = 2
 MAX_WAITING = 128
 LATENCY_SECONDS = 0.25
-"""The longest time for one batch: a short text waits for at most one batch before its own."""
+"""The target duration of a batch: a short text waits for at most one batch."""
 MAX_WAIT_SECONDS = 20.0
-"""Requests that would wait longer are refused at once."""
+"""Requests that would wait longer are refused immediately."""
 BATCH_TOKENS = (256, 8192)
-"""Fewest and most tokens of a batch, whatever the speed; a single request may have more."""
+"""Minimum and maximum tokens of a batch, whatever the speed; a single request may have more."""
 READ_CHARS = 65_536
-RETRY_SECONDS = 2
 
 
 class Overloaded(Exception):
-    """Too many requests or too much text is waiting; `seconds`: when to try again."""
+    """Too many requests or too much text is waiting. `seconds`: when to try again."""
 
     def __init__(self, seconds: int = RETRY_SECONDS) -> None:
         super().__init__(seconds)
         self.seconds = seconds
 
 
-@dataclass(slots=True)
-class _Item:
-    run: RunDir
-    given: Texts
-    answer: asyncio.Future[list[dict[str, Any]]]
-    loop: asyncio.AbstractEventLoop
-    chars: int
-    model: Any = None
-    rows: Sequence[Any] = field(default_factory=tuple)
-    """The encoded rows, and their tokens in all, once they were read."""
-    tokens: int = 0
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts to classify. `pairs` is None for a model of single texts."""
+
+    texts: tuple[str, ...]
+    pairs: tuple[str, ...] | None
 
 
-def _reply(items: Sequence[_Item], values: Sequence[list[dict[str, Any]] | Exception]) -> None:
-    """Sets the answers of a batch in one call of each event loop, which is woken once."""
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The predicted label of one text, with the probability and the logit of each label (empty for regression)."""
 
-    def set_answers(loop: asyncio.AbstractEventLoop) -> None:
-        for item, value in zip(items, values, strict=True):
-            if item.loop is loop and not item.answer.done():
-                if isinstance(value, Exception):
-                    item.answer.set_exception(value)
-                else:
-                    item.answer.set_result(value)
-
-    for loop in {item.loop for item in items}:
-        try:
-            loop.call_soon_threadsafe(set_answers, loop)
-        except RuntimeError:  # the server has gone
-            log.debug("no request waits for this answer any more")
+    label: Any
+    probabilities: dict[str, float]
+    logits: dict[str, float]
 
 
-class Classifier:
-    """`classify` from any task. The thread starts with the first request and the model is loaded when it is first asked."""
+def parse_texts(data: Any) -> Texts:
+    """Check {"texts": [...], "pairs": [...]}: strings that are not empty, within the limits."""
+    if not isinstance(data, dict) or not {"texts"} <= data.keys() <= {"texts", "pairs"}:
+        raise BadRequest(422, 'send {"texts": ["..."]}, and "pairs": ["..."] for a model of text pairs')
+    texts = _strings(data["texts"], "texts")
+    pairs = None if data.get("pairs") is None else _strings(data["pairs"], "pairs")
+    if pairs is not None and len(pairs) != len(texts):
+        raise BadRequest(422, f"{len(texts)} texts but {len(pairs)} pairs")
+    return Texts(texts, pairs)
+
+
+def _strings(values: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(values, list) or not values or not all(isinstance(v, str) for v in values):
+        raise BadRequest(422, f"{name} must be a list of at least one string")
+    if len(values) > MAX_TEXTS:
+        raise BadRequest(
+            422, f"{len(values):,} {name}, at most {MAX_TEXTS} are allowed (`tunesmith predict` reads files)"
+        )
+    longest = max(map(len, values))
+    if longest > MAX_TEXT_CHARS:
+        raise BadRequest(413, f"a text has {longest:,} characters, at most {MAX_TEXT_CHARS:,} are allowed")
+    if any("\ud800" <= c <= "\udfff" for v in values for c in v):
+        raise BadRequest(422, f"{name} contain a lone surrogate, which is not a character")
+    empty = next((i for i, value in enumerate(values) if not value.strip()), None)
+    if empty is not None:
+        raise BadRequest(422, f"{name}[{empty}] is empty")
+    return tuple(values)
+
+
+# Loaded models
+
+
+def load_run_predictor(run: RunDir) -> Any:
+    """Load the model of a run on the CPU; a GPU is left to training."""
+    from tunesmith.inference.predictor import Predictor
+
+    for name in ("transformers", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return Predictor.load(run.path, use_cpu=True)
+
+
+def model_home(run: RunDir) -> Path:
+    """Return the folder of the model: model/ of a run, or an exported folder itself."""
+    return run.path if is_graph_folder(run.path) else run.model
+
+
+def model_version(run: RunDir) -> tuple[tuple[Any, ...], ...]:
+    """Return a value that changes when a file of the model is replaced; empty if there is no model."""
+    try:
+        return folder_version(model_home(run))
+    except OSError:
+        return ()
+
+
+class LoadedModels:
+    """At most two loaded models, loaded again when their files are replaced.
+
+    With `reload_in_background`, the old model is used until the new one is loaded, and kept if that fails.
+    """
 
     def __init__(
         self,
         load: Callable[[RunDir], Any] = load_run_predictor,
         *,
-        max_waiting: int = MAX_WAITING,
-        reload_aside: bool = False,
+        reload_in_background: bool = False,
         on_reload: Callable[[str | None], None] = lambda problem: None,
     ) -> None:
-        self.models = KeptModels(load, reload_aside=reload_aside, on_reload=on_reload)
+        self._load = load
+        self._in_background = reload_in_background
+        self._on_reload = on_reload
+        self._loading: tuple[Any, ...] | None = None
+        self._refused: tuple[Any, ...] | None = None
+        self._lock = threading.Lock()
+        self._first = threading.Lock()
+        self._loaded: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def get(self, run: RunDir) -> Any:
+        """Return the loaded model of a run; raise a BadRequest if there is none."""
+        version = model_version(run)
+        key = (str(run.path), *version)
+        with self._lock:
+            before = next((model for known, model in self._loaded.items() if known[0] == key[0]), None)
+            if key not in self._loaded and self._in_background and before is not None:
+                # No version: the folder is missing, perhaps between the two renames of its replacement.
+                if version and key not in (self._loading, self._refused):
+                    self._loading = key
+                    threading.Thread(target=self._reload, args=(run, key), daemon=True).start()
+                return before
+        if not version:
+            raise BadRequest(409, "the run has no finished model")
+        with self._first:  # concurrent requests wait for one load
+            if key not in self._loaded:
+                self._add(key, self._load(run))
+            self._loaded.move_to_end(key)
+            return self._loaded[key]
+
+    def _reload(self, run: RunDir, key: tuple[Any, ...]) -> None:
+        try:
+            model = self._load(run)
+        except Exception as error:
+            self._refused = key
+            self._on_reload(error.line() if isinstance(error, TunesmithError) else type(error).__name__)
+        else:
+            with self._lock:
+                self._add(key, model)
+            self._on_reload(None)
+        finally:
+            self._loading = None
+
+    def _add(self, key: tuple[Any, ...], model: Any) -> None:
+        for old in [k for k in self._loaded if k[0] == key[0]]:
+            del self._loaded[old]
+        while len(self._loaded) >= MAX_MODELS:
+            self._loaded.popitem(last=False)
+        self._loaded[key] = model
+
+
+# Batches
+
+
+@dataclass(slots=True)
+class _Request:
+    run: RunDir
+    given: Texts
+    answer: asyncio.Future[list[Prediction]]
+    loop: asyncio.AbstractEventLoop
+    chars: int
+    model: Any = None
+    rows: Sequence[Any] = ()
+    """The tokenized texts, and their number of tokens."""
+    tokens: int = 0
+
+
+class Batcher:
+    """Classifies texts from any number of asyncio tasks. Models are loaded with their first request."""
+
+    def __init__(self, models: LoadedModels | None = None, *, max_waiting: int = MAX_WAITING) -> None:
+        self.models = models or LoadedModels()
         self._max_waiting = max_waiting
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._read: deque[_Item] = deque()
+        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._tokenized: deque[_Request] = deque()
         self._chars = 0
         self._char_seconds = self._token_seconds = 0.0
         self._timed: Any = None
@@ -99,161 +216,169 @@ class Classifier:
 
     @property
     def waiting(self) -> int:
-        """Requests whose batch has not begun."""
-        return self._queue.qsize() + len(self._read)
+        """Number of requests whose batch has not started."""
+        return self._queue.qsize() + len(self._tokenized)
 
-    async def classify(self, run: RunDir, given: Texts) -> list[dict[str, Any]]:
-        """One result a text, in order; Overloaded when too much waits, BadRequest for texts the model cannot read."""
+    async def classify(self, run: RunDir, given: Texts) -> list[Prediction]:
+        """Return one prediction per text; raise Overloaded, or BadRequest for texts that the model cannot process."""
         loop = asyncio.get_running_loop()
         chars = sum(map(len, (*given.texts, *(given.pairs or ()))))
         expected = self._chars * self._char_seconds
         if self.waiting >= self._max_waiting or expected > MAX_WAIT_SECONDS:
             raise Overloaded(max(RETRY_SECONDS, math.ceil(expected)))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="tunesmith-classify", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="tunesmith-batcher", daemon=True)
             self._thread.start()
-        item = _Item(run, given, loop.create_future(), loop, chars)
+        request = _Request(run, given, loop.create_future(), loop, chars)
         self._chars += chars
-        self._queue.put(item)
+        self._queue.put(request)
         try:
-            return await item.answer
+            return await request.answer
         finally:
             self._chars -= chars
 
     def close(self) -> None:
-        """Ends the thread after what it has accepted."""
+        """End the thread after all accepted requests."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout=5)
 
     def _work(self) -> None:
         while True:
-            while not self._ending and sum(item.tokens for item in self._read) < self._budget():
+            while not self._ending and sum(request.tokens for request in self._tokenized) < self._budget():
                 if not (fresh := self._take()):
                     break
-                self._encode(fresh)
+                for _, same in groupby(fresh, key=lambda r: (str(r.run.path), r.given.pairs is None)):
+                    self._try(list(same), self._tokenize)
             if batch := self._next_batch():
-                self._each(batch, self._answer_together)
+                self._try(batch, self._predict)
             elif self._ending:
                 return
 
     def _budget(self) -> float:
-        """Tokens that the model computes in LATENCY_SECONDS."""
+        """Return the number of tokens that the model computes in LATENCY_SECONDS."""
         least, most = BATCH_TOKENS
         return most if not self._token_seconds else min(max(LATENCY_SECONDS / self._token_seconds, least), most)
 
-    def _take(self) -> list[_Item]:
-        """What waits in the queue, up to READ_CHARS characters; waits for the first when there is no other work."""
-        fresh: list[_Item] = []
-        while sum(item.chars for item in fresh) < READ_CHARS:
+    def _take(self) -> list[_Request]:
+        """Take waiting requests, up to READ_CHARS characters; wait for the first one if there is nothing else to do."""
+        fresh: list[_Request] = []
+        while sum(request.chars for request in fresh) < READ_CHARS:
             try:
-                item = self._queue.get(block=not fresh and not self._read)
+                request = self._queue.get(block=not fresh and not self._tokenized)
             except queue.Empty:
                 break
-            if item is None:
+            if request is None:
                 self._ending = True
                 break
-            if not item.answer.done():  # the time of the others is over, or their client is gone
-                fresh.append(item)
+            if not request.answer.done():  # otherwise it timed out, or its client is gone
+                fresh.append(request)
             elif not fresh:
                 break
         return fresh
 
-    def _next_batch(self) -> list[_Item]:
-        """The next item, and those behind it that ask the same model, within the budget."""
-        batch: list[_Item] = []
+    def _next_batch(self) -> list[_Request]:
+        """Return the next request and those after it for the same model, within the budget."""
+        batch: list[_Request] = []
         tokens = 0
-        while self._read and (not batch or tokens + self._read[0].tokens <= self._budget()):
-            if batch and self._read[0].model is not batch[0].model:
+        while self._tokenized and (not batch or tokens + self._tokenized[0].tokens <= self._budget()):
+            if batch and self._tokenized[0].model is not batch[0].model:
                 break
-            item = self._read.popleft()
-            if not item.answer.done():
-                batch.append(item)
-                tokens += item.tokens
+            request = self._tokenized.popleft()
+            if not request.answer.done():
+                batch.append(request)
+                tokens += request.tokens
         return batch
 
-    def _encode(self, fresh: list[_Item]) -> None:
-        """Tokenizes requests to the same model together and queues those that can be read."""
-        for _, same in groupby(fresh, key=lambda item: (str(item.run.path), item.given.pairs is None)):
-            self._each(list(same), self._encode_alike)
-
-    def _encode_alike(self, items: list[_Item]) -> None:
-        model = self.models.get(items[0].run)
-        columns = [[text for item in items for text in item.given.texts]]
-        if items[0].given.pairs is not None:
-            columns.append([text for item in items for text in item.given.pairs or ()])
+    def _tokenize(self, requests: list[_Request]) -> None:
+        """Tokenize requests for the same model together."""
+        model = self.models.get(requests[0].run)
+        columns = [[text for request in requests for text in request.given.texts]]
+        if requests[0].given.pairs is not None:
+            columns.append([text for request in requests for text in request.given.pairs or ()])
         known = model.facts.text_columns
         if known is not None and len(known) != len(columns):
-            raise BadRequest(422, f"this model reads {len(known)} text{'s'[: len(known) - 1]}: {' and '.join(known)}")
+            plural = "s" if len(known) > 1 else ""
+            raise BadRequest(422, f"this model expects {len(known)} text{plural}: {' and '.join(known)}")
         rows = model.encode_rows(columns)
         start = 0
-        for item in items:
-            item.model = model
-            item.rows = rows[start : start + len(item.given.texts)]
-            item.tokens = sum(len(row.ids) for row in item.rows)
-            start += len(item.given.texts)
-        self._read.extend(items)
+        for request in requests:
+            request.model = model
+            request.rows = rows[start : start + len(request.given.texts)]
+            request.tokens = sum(len(row.ids) for row in request.rows)
+            start += len(request.given.texts)
+        self._tokenized.extend(requests)
 
-    def _answer_together(self, batch: list[_Item]) -> None:
+    def _predict(self, batch: list[_Request]) -> None:
         start = time.perf_counter()
         model = batch[0].model
-        results = _results(model, model.logits_of([row for item in batch for row in item.rows]))
-        self._learn(time.perf_counter() - start, batch)
-        ends = list(accumulate(len(item.rows) for item in batch))
-        _reply(batch, [results[end - len(item.rows) : end] for item, end in zip(batch, ends, strict=True)])
+        found = _predictions(model, model.logits_of([row for request in batch for row in request.rows]))
+        self._update_speed(time.perf_counter() - start, batch)
+        ends = list(accumulate(len(request.rows) for request in batch))
+        _reply(batch, [found[end - len(request.rows) : end] for request, end in zip(batch, ends, strict=True)])
 
-    def _learn(self, seconds: float, batch: list[_Item]) -> None:
-        """The speed, as a moving average over some five batches.
+    def _update_speed(self, seconds: float, batch: list[_Request]) -> None:
+        """Update the moving average over about five batches.
 
-        The first batch of a model does not count: what is loaded and arranged for it can take seconds, and thousands of
-        requests would be refused until the average forgets it.
+        The first batch of a model is ignored: its initialization can take seconds, so requests would be refused for a while.
         """
         if batch[0].model is not self._timed:
             self._timed = batch[0].model
             return
-        tokens, chars = sum(item.tokens for item in batch), sum(item.chars for item in batch)
+        tokens, chars = sum(request.tokens for request in batch), sum(request.chars for request in batch)
         share = 0.2 if self._token_seconds else 1.0
         self._token_seconds += share * (seconds / max(tokens, 1) - self._token_seconds)
         self._char_seconds += share * (seconds / max(chars, 1) - self._char_seconds)
 
-    def _each(self, items: list[_Item], work: Callable[[list[_Item]], None]) -> None:
-        """`work` on all items together; when it fails, on each alone, so that one bad text fails no other."""
-        alone = len(items) == 1
+    def _try(self, requests: list[_Request], work: Callable[[list[_Request]], None]) -> None:
+        """Run `work` on all requests; if it fails, on each one separately, so that one bad text fails no other request."""
+        alone = len(requests) == 1
         try:
-            work(items)
+            work(requests)
             return
         except TunesmithError as error:
-            of_text = isinstance(error, (DataError, NumericsError))
-            problem = BadRequest(422 if of_text else 409, str(error))
-            alone = alone or not of_text  # a model that cannot be loaded cannot be loaded for any of them
+            caused_by_text = isinstance(error, (DataError, NumericsError))
+            problem = BadRequest(422 if caused_by_text else 409, str(error))
+            alone = alone or not caused_by_text  # a model that cannot be loaded fails all of them
         except BadRequest as error:
             problem, alone = error, True
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # PanicException of a tokenizer is not an Exception
+        except BaseException as error:  # the PanicException of a tokenizer is not an Exception
             log.warning("a text could not be classified: %s", type(error).__name__)
-            problem = BadRequest(422, "the model could not read this text")
-        for item in items:
+            problem = BadRequest(422, "the model cannot process this text")
+        for request in requests:
             if alone:
-                _reply([item], [problem])
+                _reply([request], [problem])
             else:
-                self._each([item], work)
+                self._try([request], work)
 
 
-def _results(model: Any, logits: Any) -> list[dict[str, Any]]:
-    """One result a row, with the labels of the model that answered, which may have been replaced since."""
-    from tunesmith.inference.tables import predicted_names, probabilities_of
+def _reply(requests: Sequence[_Request], values: Sequence[list[Prediction] | Exception]) -> None:
+    """Set the results of a batch with one call per event loop."""
 
+    def set_results(loop: asyncio.AbstractEventLoop) -> None:
+        for request, value in zip(requests, values, strict=True):
+            if request.loop is loop and not request.answer.done():
+                if isinstance(value, Exception):
+                    request.answer.set_exception(value)
+                else:
+                    request.answer.set_result(value)
+
+    for loop in {request.loop for request in requests}:
+        try:
+            loop.call_soon_threadsafe(set_results, loop)
+        except RuntimeError:  # the server is gone
+            log.debug("no request waits for this prediction anymore")
+
+
+def _predictions(model: Any, logits: Any) -> list[Prediction]:
     labels = model.facts.labels
     probabilities = probabilities_of(logits, labels.task)
-    chosen = predicted_names(probabilities, labels)
-    value = labels.task is Task.REGRESSION
+    names = () if labels.task is Task.REGRESSION else labels.names
     return [
-        {
-            "label": label,
-            "scores": [] if value else [[name, share] for name, share in zip(labels.names, row, strict=True)],
-            "logits": raw,
-            "labels": labels,
-        }
-        for label, row, raw in zip(chosen, probabilities.tolist(), logits.tolist(), strict=True)
+        Prediction(label, dict(zip(names, row, strict=False)), dict(zip(names, raw, strict=False)))
+        for label, row, raw in zip(
+            predicted_names(probabilities, labels), probabilities.tolist(), logits.tolist(), strict=True
+        )
     ]

@@ -1,47 +1,58 @@
-"""What the board answers. A handler finds its run by id in the index; no handler builds a path from a request."""
+"""The board: pages to watch, compare, try and stop runs. Handlers look up runs by id and never build a path from a request."""
 
 from __future__ import annotations
 
 import asyncio
+import html
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tunesmith.errors import TunesmithError
-from tunesmith.inference.batcher import RETRY_SECONDS, Classifier, Overloaded
-from tunesmith.inference.bodies import BadRequest, parse_texts, read_json_body
-from tunesmith.inference.live_runs import VERDICT_SECONDS, Channels, LiveRun
-from tunesmith.inference.pages import ASSETS, PageCache, list_page, model_facts, policy_of, read_asset, run_page
-from tunesmith.inference.runs import RunIndex, stop_run
+from tunesmith.errors import ConfigError, TunesmithError
+from tunesmith.inference.batcher import Batcher, Overloaded, parse_texts
+from tunesmith.inference.live_runs import VERDICT_SECONDS, Channels, LiveRun, RunIndex, RunRow, spark_points, stop_run
 from tunesmith.inference.security import BOARD_TOKEN
+from tunesmith.inference.server import BadRequest, json_errors, read_json_body, retry_later
+from tunesmith.inference.service import model_summary
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.runs.folder import RunDir
 
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 CLASSIFY_SECONDS = 120.0
 MAX_DRAWING = 20
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Board:
-    """The handlers, over one index of runs."""
+    """The handlers of `tunesmith board`."""
 
-    how = BOARD_TOKEN
+    token_hint = BOARD_TOKEN
+    public: tuple[str, ...] = ()
 
-    def __init__(self, index: RunIndex, classifier: Classifier | None = None) -> None:
-        self.index = index
-        self.channels = Channels(index)
-        self.classifier = classifier or Classifier()
+    def __init__(self, runs: str | Path, batcher: Batcher | None = None) -> None:
+        if not Path(runs).is_dir():
+            fix = "Pass the folder that contains your run folders."
+            raise ConfigError("there is no such folder", where=str(runs), fix=fix)
+        self.index = RunIndex(runs)
+        self.channels = Channels(self.index)
+        self.batcher = batcher or Batcher()
         self.pages = PageCache()
         self._pen = asyncio.Lock()
         self._drawing = 0
 
     def routes(self) -> list[Route]:
-        """Every route of the board."""
+        """Return all routes of the board."""
         reading = {
             "/": self._list,
             "/events": self._list_events,
@@ -55,15 +66,18 @@ class Board:
         acting = {"/runs/{run}/classify": self._classify, "/runs/{run}/stop": self._stop}
         found = [(path, handler, "GET") for path, handler in reading.items()]
         found += [(path, handler, "POST") for path, handler in acting.items()]
-        return [Route(path, refuse_in_json(handler), methods=[method]) for path, handler, method in found]
+        return [Route(path, json_errors(handler), methods=[method]) for path, handler, method in found]
+
+    def start(self) -> None:
+        """Do nothing: models are loaded when they are first used."""
 
     async def close(self) -> None:
-        """Ends the streams of all watching pages."""
+        """End the streams of all watching pages."""
         await self.channels.close()
 
     def stop(self) -> None:
-        """Ends the model's thread."""
-        self.classifier.close()
+        """End the thread of the models."""
+        self.batcher.close()
 
     async def _list(self, request: Request) -> Response:
         rows = await asyncio.to_thread(self.index.rows, seconds=VERDICT_SECONDS)
@@ -81,7 +95,7 @@ class Board:
         row = next((row for row in rows if row.id == request.path_params["run"]), None)
         if row is None:
             raise BadRequest(404, "there is no such run")
-        return HTMLResponse(run_page(row, run, model_facts(run)))
+        return HTMLResponse(run_page(row, run, model_summary(run)))
 
     async def _report(self, request: Request) -> Response:
         run = await self._wanted(request)
@@ -98,9 +112,9 @@ class Board:
         return await self._draw(lambda: self.pages.comparison(runs))
 
     async def _draw(self, make: Callable[[], str]) -> Response:
-        """Draws a slow page, one at a time, so that the threads that look up runs stay free."""
+        """Draw a slow page, one at a time, so that the threads that look up runs stay free."""
         if self._drawing >= MAX_DRAWING:
-            return _busy("too many reports are being drawn")
+            return retry_later(503, "too many reports are being drawn")
         self._drawing += 1
         try:
             async with self._pen:
@@ -119,7 +133,7 @@ class Board:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=STREAM_HEADERS)
         if self.channels.is_full:
-            return _busy("too many pages are watching")
+            return retry_later(503, "too many pages are watching")
         return StreamingResponse(messages, media_type="text/event-stream", headers=STREAM_HEADERS)
 
     async def _curves(self, request: Request) -> Response:
@@ -129,7 +143,14 @@ class Board:
         return JSONResponse(await asyncio.to_thread(_zoom, live, low, high))
 
     async def _classify(self, request: Request) -> Response:
-        return await answer_texts(request, await self._wanted(request), self.classifier)
+        run = await self._wanted(request)
+        given = parse_texts(await read_json_body(request))
+        try:
+            async with asyncio.timeout(CLASSIFY_SECONDS):
+                found = await self.batcher.classify(run, given)
+        except (Overloaded, TimeoutError):
+            return retry_later(503, "too many texts are waiting")
+        return JSONResponse({"results": [{"label": p.label, "scores": list(p.probabilities.items())} for p in found]})
 
     async def _stop(self, request: Request) -> Response:
         run = await self._wanted(request)
@@ -137,24 +158,15 @@ class Board:
             holder = await asyncio.to_thread(stop_run, run)
         except TunesmithError as error:
             raise BadRequest(409, str(error)) from None
-        return JSONResponse({"pid": holder.pid, "said": "SIGTERM: it saves at the next safe point and stops"}, 202)
+        return JSONResponse(
+            {"pid": holder.pid, "said": "SIGTERM: it saves a checkpoint after the current step and stops"}, 202
+        )
 
     async def _wanted(self, request: Request) -> RunDir:
         run = await asyncio.to_thread(self.index.find, request.path_params["run"])
         if run is None:
             raise BadRequest(404, "there is no such run")
         return run
-
-
-async def answer_texts(request: Request, run: RunDir, classifier: Classifier) -> Response:
-    """Classifies the texts in the body; 503 when too many wait."""
-    given = parse_texts(await read_json_body(request))
-    try:
-        async with asyncio.timeout(CLASSIFY_SECONDS):
-            found = await classifier.classify(run, given)
-            return JSONResponse({"results": [{"label": one["label"], "scores": one["scores"]} for one in found]})
-    except (Overloaded, TimeoutError):
-        return _busy("too many texts are waiting")
 
 
 def _zoom(live: LiveRun, low: float, high: float) -> dict[str, Any]:
@@ -178,19 +190,117 @@ def _page(text: str) -> Response:
     return HTMLResponse(body, headers={"content-security-policy": policy_of(text)})
 
 
-def _busy(reason: str) -> Response:
-    return JSONResponse({"error": reason}, 503, headers={"retry-after": str(RETRY_SECONDS)})
+ASSETS = {
+    "page.css": "text/css; charset=utf-8",
+    "board.css": "text/css; charset=utf-8",
+    "chart.js": "text/javascript; charset=utf-8",
+    "list.js": "text/javascript; charset=utf-8",
+    "run.js": "text/javascript; charset=utf-8",
+}
+"""All files the board serves in addition to pages."""
+_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
+_SEPARATOR = re.compile(r"(?<=[_./\\:=])")
+_BODY = "<body>\n"
 
 
-def refuse_in_json(handler: Handler) -> Handler:
-    """The handler, with refusals and errors of this package as JSON."""
+@cache
+def read_asset(name: str) -> bytes:
+    """Return one of ASSETS. Reports and the board share page.css."""
+    folder = files("tunesmith.report") if name == "page.css" else files("tunesmith.inference") / "assets"
+    return (folder / name).read_bytes()
 
-    async def answer(request: Request) -> Response:
+
+def list_page(rows: Sequence[RunRow], root: str) -> str:
+    """Return the list of runs, which works without scripts."""
+    return str(_template("list.html.j2").render(rows=rows, root=root, now=time.time()))
+
+
+def run_page(row: RunRow, run: RunDir, facts: dict[str, Any] | None) -> str:
+    """Return the page of one run; its curves are streamed."""
+    return str(_template("run.html.j2").render(row=row, run=run, facts=facts))
+
+
+class PageCache:
+    """Reports and comparisons, which take a second to draw, cached until a file of their runs changes."""
+
+    def __init__(self, size: int = 12) -> None:
+        self._size = size
+        self._kept: OrderedDict[Hashable, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def report(self, run: RunDir, run_id: str) -> str:
+        """Return the report of a run, with links to the board."""
+        from tunesmith.report.build import build_report
+        from tunesmith.report.render import render_report
+
+        back = [("All runs", "/"), ("Live curves and try-it", f"/runs/{run_id}")]
+        return self._get(("report", *_marks(run)), lambda: _with_links(render_report(build_report(run)), back))
+
+    def comparison(self, runs: Sequence[RunDir]) -> str:
+        """Return the comparison of several runs."""
+        from tunesmith.report.compare import compare_runs
+        from tunesmith.report.render import render_comparison
+
+        marks = tuple(_marks(run) for run in runs)
+        return self._get(
+            ("compare", *marks),
+            lambda: _with_links(render_comparison(compare_runs([run.path for run in runs])), [("All runs", "/")]),
+        )
+
+    def _get(self, key: Hashable, make: Callable[[], str]) -> str:
+        with self._lock:  # matplotlib is not thread-safe
+            if key not in self._kept:
+                self._kept[key] = make()
+                while len(self._kept) > self._size:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return self._kept[key]
+
+
+def policy_of(page: str) -> str:
+    """Return the content security policy of a report, as a header: one script and one style sheet, by hash."""
+    found = _POLICY.search(page)
+    assert found is not None
+    return html.unescape(found.group(1)) + "; frame-ancestors 'none'"
+
+
+def _with_links(page: str, links: Sequence[tuple[str, str]]) -> str:
+    made = "".join(f'<a href="{html.escape(address)}">{html.escape(text)}</a>' for text, address in links)
+    return page.replace(_BODY, f'{_BODY}<div class="top"><nav aria-label="Board">{made}</nav></div>\n', 1)
+
+
+def _marks(run: RunDir) -> tuple[Any, ...]:
+    watched = (run.journal_file, run.config_file, run.metrics_file, run.predictions_file, run.data_summary_file)
+    found = []
+    for file in watched:
         try:
-            return await handler(request)
-        except BadRequest as error:
-            return JSONResponse({"error": error.reason}, error.status)
-        except TunesmithError as error:
-            return JSONResponse({"error": str(error)}, 409)
+            info = os.lstat(file)
+            found.append((info.st_ino, info.st_size, info.st_mtime_ns))
+        except OSError:
+            found.append((0, 0, 0))
+    return (str(run.path), *found)
 
-    return answer
+
+@cache
+def _template(name: str) -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"ago": _ago, "spark": spark_points, "short": lambda v: f"{v:.3f}", "breakable": _breakable}
+    text = (files("tunesmith.inference") / "assets" / name).read_text(encoding="utf-8")
+    return environment.from_string(text)
+
+
+def _ago(seconds: float) -> str:
+    for limit, unit, name in ((90, 1, "second"), (5400, 60, "minute"), (129_600, 3600, "hour")):
+        if seconds < limit:
+            count = max(0, round(seconds / unit))
+            return f"{count} {name}{'' if count == 1 else 's'} ago"
+    return f"{round(seconds / 86_400)} days ago"
+
+
+def _breakable(text: object) -> Any:
+    """Allow line breaks after separators in a name; browsers only break after hyphens."""
+    from markupsafe import Markup
+
+    return Markup("<wbr>").join(_SEPARATOR.split(str(text)))

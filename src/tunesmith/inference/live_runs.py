@@ -1,37 +1,342 @@
-"""One run as the live page shows it: its journal followed on disk, its curves thinned, its diagnosis as it changes. And which
-pages watch what: one task follows a run however many pages show it, and a slow page gets the newest state only.
+"""The runs of the board: which runs a folder contains, their state, and live updates for all pages that watch them.
+
+A request never becomes a path: its run id is looked up in the list of runs that were found. A run is being trained if its lock
+is held.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
+import re
+import signal
+import socket
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tunesmith.errors import TunesmithError
+from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import Evaluated, NonFinite, Note, RunEnded
+from tunesmith.files import BadFile, is_plain, open_plain, parse_json
 from tunesmith.findings import Finding
-from tunesmith.inference.runs import RunIndex, status_of
-from tunesmith.inference.verdicts import with_title
-from tunesmith.report.diagnosis import diagnose_with, read_run_config
+from tunesmith.report.diagnosis import diagnose_run, diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.plots import PanelLine, main_panels, more_panels
+from tunesmith.report.predictions import scores_in_file
 from tunesmith.runs.curves import Curves, Series, build_curves
-from tunesmith.runs.event_log import ColumnsTail
-from tunesmith.runs.folder import RunDir, read_summary
+from tunesmith.runs.event_log import ColumnsTail, Peek, peek_journal
+from tunesmith.runs.folder import RunDir, read_metrics, read_summary
+from tunesmith.runs.lock import Holder, is_held, noted_holder, open_lock
+
+
+def is_running(run: RunDir) -> bool:
+    """Return whether a process holds the lock of the run folder."""
+    handle = open_lock(run.lock_file)
+    if handle is None:
+        return False
+    try:
+        return is_held(handle)
+    finally:
+        os.close(handle)
+
+
+def stop_run(run: RunDir) -> Holder:
+    """Send SIGTERM to the process that trains this run: it saves a checkpoint at the next step and exits with 143."""
+    handle = open_lock(run.lock_file)
+    if handle is None:
+        raise ResourceError("the run is not being trained", where=run.name)
+    try:
+        holder = noted_holder(handle)
+        if not is_held(handle):
+            raise ResourceError("the run is not being trained", where=run.name)
+        if holder is None or holder.host != socket.gethostname():
+            where = f"on {holder.host}" if holder is not None else "by an unknown process"
+            fix = "Stop it where it was started."
+            raise ResourceError(f"the run is being trained {where}, not on this machine", where=run.name, fix=fix)
+        _terminate(handle, holder, run)
+    finally:
+        os.close(handle)
+    return holder
+
+
+def _terminate(handle: int, holder: Holder, run: RunDir) -> None:
+    """Send the signal through a pidfd, so that a reused process id is never signaled."""
+    if holder.pid <= 1 or holder.pid == os.getpid():
+        raise ResourceError(f"process {holder.pid} cannot be stopped", where=run.name)
+    try:
+        process = os.pidfd_open(holder.pid)
+    except OSError:
+        raise ResourceError("the run is not being trained", where=run.name) from None
+    try:
+        if not _has_open(holder.pid, handle):
+            raise ResourceError(f"process {holder.pid} is in the lock file but does not hold it", where=run.name)
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    except PermissionError:
+        raise ResourceError(f"process {holder.pid} belongs to another user", where=run.name) from None
+    except ProcessLookupError:
+        raise ResourceError("the run is not being trained", where=run.name) from None
+    finally:
+        os.close(process)
+
+
+def _has_open(pid: int, handle: int) -> bool:
+    """Return whether a process has this file open."""
+    lock = os.fstat(handle)
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if os.path.samestat(link.stat(), lock):
+                return True
+    return False
+
+
+RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+FRESH_SECONDS = 60
+"""A run without a lock file whose event log grew within this time counts as running: Trainer scripts may not take a lock."""
+ScoreCell = tuple[str, float, float | None, float | None]
+"""Name, value, and the 95% interval."""
+Verdict = tuple[str, str]
+"""Kind (good, warn, bad, info) and title."""
+_OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One row of the list of runs."""
+
+    id: str
+    name: str
+    model: str
+    status: str
+    peek: Peek
+    score: ScoreCell | None
+    updated: float
+    problem: str | None = None
+    """The damage of the run folder, if any."""
+    verdict: Verdict | None = None
+    """The first finding; None if there is none, or if the run was not diagnosed yet."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values for the script of the page."""
+        peek = self.peek
+        return {
+            "id": self.id,
+            "name": self.name,
+            "model": self.model,
+            "status": self.status,
+            "step": peek.step,
+            "num_steps": peek.num_steps,
+            "loss": peek.loss,
+            "score": self.score,
+            "spark": spark_points(peek.spark),
+            "updated": self.updated,
+            "problem": self.problem,
+            "verdict": self.verdict,
+        }
+
+
+class RunIndex:
+    """The runs of a folder. Every call looks for new and removed runs."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).resolve()
+        self._known: dict[tuple[Any, ...], Glance] = {}
+        self._verdicts = Verdicts()
+        self._lock = threading.Lock()
+
+    def find_all(self) -> dict[str, RunDir]:
+        """Return id -> run folder: direct subfolders with an event log, and the root itself if it is a run."""
+        root = RunDir(self.root)
+        found = {run_id(self.root.name): root} if os.path.lexists(root.journal_file) else {}
+        try:
+            with os.scandir(self.root) as listing:
+                entries = list(listing)
+        except OSError:
+            return found
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
+                continue
+            run = RunDir(entry.path)
+            if os.path.lexists(run.journal_file):
+                found[run_id(entry.name)] = run
+        return found
+
+    def find(self, wanted: str) -> RunDir | None:
+        """Return the run with this id; None if there is none, or if it contains links to other places."""
+        if not RUN_ID.fullmatch(wanted) or set(wanted) == {"."}:
+            return None
+        run = self.find_all().get(wanted)
+        return run if run is not None and has_no_links(run) else None
+
+    def rows(self, *, seconds: float = 0.0) -> list[RunRow]:
+        """Return all runs, the newest first. Only event logs that changed since the last call are read.
+
+        Runs without a cached verdict are diagnosed for about `seconds`.
+        """
+        until = time.monotonic() + seconds
+        with self._lock:
+            found = [row for key, run in self.find_all().items() if (row := self._row(key, run, until)) is not None]
+        return sorted(found, key=lambda row: (row.status != "running", -row.updated))
+
+    def _row(self, key: str, run: RunDir, until: float) -> RunRow | None:
+        try:
+            info = os.lstat(run.journal_file)
+        except OSError:
+            return None
+        scored = os.lstat(run.metrics_file).st_mtime_ns if is_plain(run.metrics_file) else 0
+        mark = (key, info.st_ino, info.st_size, info.st_mtime_ns, scored)
+        if mark not in self._known:
+            self._known = {k: v for k, v in self._known.items() if k[0] != key}
+            self._known[mark] = _glance(run)
+        seen = self._known[mark]
+        status = "damaged" if seen.problem else status_of(run, seen.peek.ended, info.st_mtime)
+        verdict = None
+        if not seen.problem and has_no_links(run):
+            verdict = self._verdicts.find(key, run, (mark, status), until=until)
+        return RunRow(key, seen.name, seen.model, status, seen.peek, seen.score, info.st_mtime, seen.problem, verdict)
+
+
+def run_id(name: str) -> str:
+    """Return the name of the folder if it is valid in a URL, else a name with its hash."""
+    if RUN_ID.fullmatch(name) and set(name) != {"."}:
+        return name
+    return "run-" + hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def status_of(run: RunDir, ended: str | None, updated: float) -> str:
+    """Return running, finished, stopped, failed, or interrupted (no end in the event log)."""
+    if is_running(run):
+        return "running"
+    if ended is None:
+        fresh = not run.lock_file.exists() and time.time() - updated < FRESH_SECONDS
+        return "running" if fresh else "interrupted"
+    if ended in ("completed", "early_stopping"):
+        return "finished"
+    by_signal = ended in ("SIGTERM", "SIGINT", "break") or ended.startswith("signal ")
+    return "stopped" if by_signal else "failed"
+
+
+def has_no_links(run: RunDir) -> bool:
+    """Return whether the folder and all files read from it are real: a link could expose any file of this machine."""
+    files = [run.path, run.journal_file, run.config_file, run.environment_file, run.data_summary_file]
+    files += [run.metrics_file, run.predictions_file, run.lock_file, run.model]
+    if any(os.path.islink(file) for file in files):
+        return False
+    return not run.model.is_dir() or not any(file.is_symlink() for file in run.model.iterdir())
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """The values of a row that are read from the files of a run."""
+
+    peek: Peek
+    name: str
+    model: str
+    score: ScoreCell | None
+    problem: str | None
+
+
+def _glance(run: RunDir) -> Glance:
+    peek = peek_journal(run.journal_file)
+    score: ScoreCell | None = (
+        (f"validation {peek.score[0]}", peek.score[1], None, None) if peek.score is not None else None
+    )
+    problem = peek.problem
+    try:
+        if os.path.islink(run.metrics_file):  # it could expose any file of this machine
+            raise CheckpointError("is a link, not a file")
+        score = _first_score(read_metrics(run.metrics_file)) or score
+    except CheckpointError as error:
+        problem = problem or f"{run.metrics_file.name} {error.problem}"
+    return Glance(peek, *_names(run), score, problem)
+
+
+def _names(run: RunDir) -> tuple[str, str]:
+    """Return run name and model from run.yaml without a YAML parser, which takes seconds for 200 runs."""
+    found: dict[str, str] = {}
+    try:
+        with open_plain(run.config_file) as file:
+            text = file.read(100_000).decode("utf-8", "replace")
+    except (OSError, BadFile):
+        text = ""
+    for name, value in _OPTION.findall(text):
+        try:
+            read = parse_json(value)
+        except BadFile:
+            read = value
+        found[name] = str(read)[:200] if read is not None and read != "null" else ""
+    return found.get("run_name") or run.name, Path(found.get("model_name_or_path") or "").name
+
+
+def _first_score(metrics: dict[str, Any]) -> ScoreCell | None:
+    """Return the first test or validation score with its interval."""
+    for split in ("test", "validation"):
+        found = scores_in_file({split: metrics[split]}) if isinstance(metrics.get(split), dict) else []
+        best = next((score for score in found if score.name != "loss"), None)
+        if best is not None:
+            return f"{split} {best.name}", best.value, best.low, best.high
+    return None
+
+
+def spark_points(losses: tuple[float, ...]) -> str:
+    """Return the points of an SVG polyline in a box of 100 by 24."""
+    if len(losses) < 2:
+        return ""
+    low, high = min(losses), max(losses)
+    span = (high - low) or 1.0
+    width = len(losses) - 1
+    return " ".join(f"{100 * k / width:.1f},{22 - 20 * (v - low) / span:.1f}" for k, v in enumerate(losses))
+
+
+DIAGNOSIS_SECONDS = 15.0
+"""Minimum time between two diagnoses of a run in training."""
+DIAGNOSIS_SHARE = 0.05
+"""Maximum share of one core for the diagnosis of a run in training."""
+
+
+def with_title(finding: Finding) -> dict[str, object]:
+    """Return a finding as the page of a run shows it."""
+    kind, title = tone_and_title(finding)
+    unsure = finding.doubt or finding.code == "not_enough_evidence"
+    shown = {"numbers": {}, "kind": kind, "title": title + finding.doubt}
+    return finding.to_json() | shown | ({"confidence": None} if unsure else {})
+
+
+class Verdicts:
+    """The first finding of each run, cached until its files change."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Hashable, Verdict | None, float]] = {}
+
+    def find(self, run_id: str, run: RunDir, version: Hashable, *, until: float) -> Verdict | None:
+        """Return the cached verdict; diagnose a run only before `until`, a time of the monotonic clock."""
+        known_version, verdict, not_before = self._known.get(run_id, (None, None, 0.0))
+        now = time.monotonic()
+        if known_version != version and now < until and now >= not_before:
+            try:
+                found = diagnose_run(run)
+                verdict = tone_and_title(found[0]) if found else None
+            except (TunesmithError, OSError, ValueError):
+                verdict = None
+            spent = time.monotonic() - now
+            wait = max(DIAGNOSIS_SECONDS, spent / DIAGNOSIS_SHARE) if run.lock_file.exists() else 0.0
+            self._known[run_id] = (version, verdict, now + wait)
+        return verdict
+
 
 POINTS = 900
-"""Points sent per curve: a chart is about 600 pixels wide, and thinning keeps every bucket's lowest and highest."""
+"""Points per curve: a chart is about 600 pixels wide, and thinning keeps the minimum and maximum of each bucket."""
 
 
 class LiveRun:
-    """`poll` reads what is new, `snapshot` says everything as JSON. One thread at a time."""
+    """A run that is followed: `poll` reads new events, `snapshot` returns everything as JSON. Not thread-safe."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -44,7 +349,7 @@ class LiveRun:
         self._diagnosed: tuple[Any, ...] = ()
 
     def poll(self) -> bool:
-        """Reads what was appended since the last time; gives whether there is anything new to show."""
+        """Read new events; return whether there is anything new to show."""
         before = (self.status, self.problem)
         changed = False
         try:
@@ -81,7 +386,7 @@ class LiveRun:
             self.findings = diagnose_with(self.curves, config, summary, running=running)
 
     def snapshot(self, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-        """Everything the page draws; with `low` and `high` the steps between them in full detail."""
+        """Return everything the page draws; with `low` and `high`, the steps between them in full detail."""
         curves = self.curves
         if curves is None:
             return {"status": self.status, "problem": self.problem, "panels": [], "findings": [], "notes": []}
@@ -117,7 +422,7 @@ class LiveRun:
 
 
 def make_panels(curves: Curves, low: float | None = None, high: float | None = None) -> list[dict[str, Any]]:
-    """The panels as data: title, and lines with a name, a kind (raw, smooth, points, dashed) and a colour."""
+    """Return the charts as data: title, and lines with a name, a kind (raw, smooth, points, dashed) and a color."""
     return [
         {
             "key": panel.key,
@@ -158,17 +463,17 @@ log = logging.getLogger(__name__)
 MAX_STREAMS = 100
 HEARTBEAT_SECONDS = 15.0
 INTERVAL_SECONDS = 0.7
-BUSY_SHARE, LONGEST_SECONDS = 0.25, 4.0
-"""The share of one core that following one run may take: a journal of a million lines is drawn less often (one update
-of it takes 0.7 s), but never less often than every few seconds."""
+FOLLOW_SHARE, LONGEST_SECONDS = 0.25, 4.0
+"""Maximum share of one core for following a run, and maximum seconds between two updates: an update of a log with a million
+lines takes 0.7 s."""
 VERDICT_SECONDS = 0.3
-"""Spent at most on diagnosing runs of the list, each time it is made: 200 runs (5 s of CPU) have theirs in half a minute."""
+"""Maximum time per update of the list for new diagnoses: 200 runs (5 s of CPU) take half a minute."""
 KEEP_SECONDS = 120.0
 MOST_KEPT = 6
 
 
 class Channel:
-    """The newest message of one source, and those who wait for the next."""
+    """The latest message of one source, for any number of watching pages. A slow page only gets the latest message."""
 
     def __init__(self, produce: Callable[[], bytes | None]) -> None:
         self._produce = produce
@@ -181,7 +486,7 @@ class Channel:
         self._task: asyncio.Task[None] | None = None
 
     async def watch(self) -> AsyncGenerator[bytes]:
-        """Messages as they come, the newest first; an empty comment now and then keeps the connection known to be alive."""
+        """Yield the latest message, then new ones; comments in between keep the connection alive."""
         self.watchers += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._follow())
@@ -197,7 +502,7 @@ class Channel:
                 try:
                     await asyncio.wait_for(changed.wait(), HEARTBEAT_SECONDS)
                 except TimeoutError:
-                    yield b": still here\n\n"
+                    yield b": keep-alive\n\n"
         finally:
             self.watchers -= 1
             self.left_at = time.monotonic()
@@ -207,7 +512,7 @@ class Channel:
             began = time.monotonic()
             try:
                 message = await asyncio.to_thread(self._produce)
-            except Exception:  # a damaged file must not end the following: it may be written again
+            except Exception:  # a damaged file may be written again
                 log.exception("a run could not be read")
                 message = None
             spent = time.monotonic() - began
@@ -215,10 +520,10 @@ class Channel:
                 self.message, self.version = message, self.version + 1
                 before, self._changed = self._changed, asyncio.Event()
                 before.set()
-            await asyncio.sleep(max(INTERVAL_SECONDS, min(spent / BUSY_SHARE, LONGEST_SECONDS)))
+            await asyncio.sleep(max(INTERVAL_SECONDS, min(spent / FOLLOW_SHARE, LONGEST_SECONDS)))
 
     async def close(self) -> None:
-        """Stops following the source and ends every stream of it."""
+        """Stop following the source and end all its streams."""
         self.closed = True
         self._changed.set()
         if self._task is not None:
@@ -227,7 +532,7 @@ class Channel:
 
 
 class Channels:
-    """All channels: the list of runs, and one for each run that is looked at."""
+    """All channels: the list of runs, and one per watched run."""
 
     def __init__(self, index: RunIndex) -> None:
         self.index = index
@@ -237,24 +542,24 @@ class Channels:
 
     @property
     def is_full(self) -> bool:
-        """Whether another page would be one too many."""
+        """Whether the maximum number of watching pages is reached."""
         return sum(channel.watchers for channel in self._every()) >= MAX_STREAMS
 
     def live(self, run_id: str) -> LiveRun | None:
-        """The followed run; None unless a page showed it in the last minutes."""
+        """Return the followed run; None unless a page showed it in the last minutes."""
         found = self._runs.get(run_id)
         return found[0] if found else None
 
     def stream_list(self) -> AsyncGenerator[bytes]:
-        """Messages about the list of runs."""
+        """Stream messages about the list of runs."""
         return self._list.watch()
 
     def stream_run(self, run_id: str) -> AsyncGenerator[bytes]:
-        """Messages about one run, which must exist."""
+        """Stream messages about one run, which must exist."""
         return self._channel(run_id).watch()
 
     async def close(self) -> None:
-        """Ends all streams, so that the server can stop."""
+        """End all streams, so that the server can stop."""
         for channel in self._every():
             await channel.close()
 
@@ -289,5 +594,5 @@ def _poll_run(live: LiveRun) -> bytes | None:
 
 
 def encode_message(kind: str, data: Any) -> bytes:
-    """One Server-Sent Event. JSON is ASCII here and holds no line break, so no text can end the message."""
+    """Return one Server-Sent Event. The JSON is ASCII without line breaks, so no text can end the message."""
     return f"event: {kind}\ndata: {json.dumps(data, allow_nan=False, separators=(',', ':'))}\n\n".encode("ascii")

@@ -1,201 +1,341 @@
-"""Runs a service: bind, print the address, serve its guarded routes until a signal, end all streams, stop; and the protocol that
-gives a slow client a limited time.
-"""
+"""The HTTP server of the board and the prediction service: uvicorn, deadlines for slow clients, and limits for JSON bodies."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import multiprocessing
+import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.supervisors import Multiprocess
 
-from tunesmith.errors import ConfigError, ResourceError, StoppedBySignal
-from tunesmith.inference.board import Board
-from tunesmith.inference.runs import RunIndex
+from tunesmith.errors import ResourceError, StoppedBySignal, TunesmithError, WorkerError
 from tunesmith.inference.security import Access, Guard
 
 HEADER_SECONDS = 10.0
-"""From the connection, or the end of the last answer, to the end of the request's headers, in all."""
+"""Time for the headers of a request, from the connection or the end of the previous response."""
 UNREAD_SECONDS = 30.0
-"""How long an answer may lie unread before the connection is dropped."""
-REQUEST_SECONDS = 120.0
-"""From the headers to the end of the body: a body that is not read (a refused request's) must not keep a connection."""
+"""Time a client may leave a response unread before its connection is dropped."""
+BODY_SECONDS = 30.0
+MAX_BODY_BYTES = 1_000_000
 MAX_CONNECTIONS = 800
-"""Below the usual 1,024 open files of a process."""
-
-
-class DeadlineProtocol(H11Protocol):
-    """uvicorn's h11 protocol with three timers."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the wait for the first request."""
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-            return
-        self._start("header", HEADER_SECONDS)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets all timers."""
-        for name in list(self._timers):
-            self._stop(name)
-        super().connection_lost(exc)
-
-    def handle_events(self) -> None:
-        """Ends the wait for headers once they are complete."""
-        before = self.cycle
-        super().handle_events()
-        if self.cycle is not before:
-            self._stop("header")
-        if self.conn.their_state is h11.SEND_BODY:
-            self._start("request", REQUEST_SECONDS, again=False)
-        else:
-            self._stop("request")
-
-    def on_response_complete(self) -> None:
-        """Starts the wait for the next request."""
-        self._start("header", HEADER_SECONDS)
-        super().on_response_complete()
-
-    def pause_writing(self) -> None:
-        """The client does not read: a deadline starts."""
-        super().pause_writing()
-        self._start("unread", UNREAD_SECONDS)
-
-    def resume_writing(self) -> None:
-        """The client reads."""
-        super().resume_writing()
-        self._stop("unread")
-
-    def _start(self, name: str, seconds: float, *, again: bool = True) -> None:
-        if name in self._timers and not again:
-            return
-        self._stop(name)
-        self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
-
-    def _stop(self, name: str) -> None:
-        timer = self._timers.pop(name, None)
-        if timer is not None:
-            timer.cancel()
-
-
+"""Further requests get status 503. It is below the usual limit of 1,024 open files."""
 DRAIN_SECONDS = 8
-BACKLOG = 1024
 ARRIVED_SECONDS = 0.2
-"""Seconds between the signal and the end of listening, in which requests that were already sent are accepted."""
+"""Time between a signal and the end of listening, in which requests that were already sent are accepted."""
+RETRY_SECONDS = 2
 LOCAL = ("127.0.0.1", "localhost", "::1")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class BadRequest(Exception):
+    """An invalid request: the response has this status and a JSON reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
 
 
 class Service(Protocol):
-    """What can be served: the board, or one model."""
+    """An application to serve: the board, or one model."""
 
-    how: str
-    """The answer to a client without the token."""
+    token_hint: str
+    """The error message for a client without the token."""
+    public: tuple[str, ...]
+    """Paths that need no token."""
 
     def routes(self) -> list[Route]:
-        """All its routes."""
+        """Return all routes."""
+
+    def start(self) -> None:
+        """Called once before the first request."""
 
     async def close(self) -> None:
-        """Ends the streams that have no end of their own."""
+        """End streams, so that the server can stop."""
 
     def stop(self) -> None:
-        """Ends its threads."""
+        """End threads, after the last response."""
 
 
-def make_app(service: Service, access: Access) -> Guard:
-    """The guarded app."""
+@dataclass(frozen=True)
+class Listen:
+    """The address to serve, the token, and additional host names to accept."""
+
+    host: str
+    port: int
+    token: str
+    names: Sequence[str] = ()
+    drain_seconds: int = DRAIN_SECONDS
+
+
+# Requests
+
+
+async def read_json_body(request: Request) -> Any:
+    """Return the JSON value in the body, with limits on bytes and seconds whatever the headers say."""
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+        raise BadRequest(415, "send application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise BadRequest(415, "send the body without compression")
+    too_large = BadRequest(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and (len(length) > 18 or int(length) > MAX_BODY_BYTES):
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise too_large
+    except TimeoutError:
+        raise BadRequest(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
+    except ClientDisconnect:
+        raise BadRequest(400, "the body is incomplete") from None
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise BadRequest(422, "the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise BadRequest(422, f"not JSON: {str(error)[:100]}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def json_errors(handler: Handler) -> Handler:
+    """Wrap a handler: refusals and errors of this package become JSON responses."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except BadRequest as error:
+            return JSONResponse({"error": error.reason}, error.status)
+        except TunesmithError as error:
+            return JSONResponse({"error": str(error)}, 409)
+
+    return respond
+
+
+def retry_later(status: int, reason: str, seconds: int = RETRY_SECONDS) -> Response:
+    """Return a response that asks the client to try again."""
+    return JSONResponse({"error": reason}, status, headers={"retry-after": str(seconds)})
+
+
+# Slow clients
+
+
+class Deadline:
+    """Aborts a connection unless a request starts in time."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float) -> None:
+        """Start the time again."""
+        self.cancel()
+        if self.transport is not None and not self.transport.is_closing():
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.transport.abort)
+
+    def cancel(self) -> None:
+        """Stop the time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class DeadlineProtocol(H11Protocol):
+    """uvicorn's protocol with deadlines. Only the callbacks of asyncio.Protocol are extended.
+
+    The deadline for headers is part of the state that uvicorn passes to the app, so `HeaderDeadline` can stop it.
+    """
+
+    def __init__(self, *, app_state: dict[str, Any], **options: Any) -> None:
+        self._headers, self._unread = Deadline(), Deadline()
+        super().__init__(app_state={**app_state, "deadline": self._headers}, **options)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the deadline for the first request."""
+        super().connection_made(transport)
+        self._headers.transport = self._unread.transport = transport
+        self._headers.start(HEADER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel all deadlines."""
+        self._headers.cancel()
+        self._unread.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the deadline for a client that doesn't read its response."""
+        super().pause_writing()
+        self._unread.start(UNREAD_SECONDS)
+
+    def resume_writing(self) -> None:
+        """Cancel the deadline: the client reads."""
+        super().resume_writing()
+        self._unread.cancel()
+
+
+class HeaderDeadline:
+    """ASGI middleware that stops the deadline of a connection while a request is handled."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        deadline = scope.get("state", {}).get("deadline")
+        if deadline is None:
+            await self.app(scope, receive, send)
+            return
+        deadline.cancel()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            deadline.start(HEADER_SECONDS)
+
+
+# Server
+
+
+def make_app(service: Service, access: Access) -> ASGIApp:
+    """Return the guarded ASGI app of a service."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        service.start()
         yield
         await service.close()
         service.stop()
 
-    plain = {404: "there is nothing here", 405: "not with this method"}
-    handlers = {status: _plain_answer(status, reason) for status, reason in plain.items()}
-    app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
-    app.router.redirect_slashes = False
-    return Guard(app, access)
-
-
-def _plain_answer(status: int, reason: str) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def answer(request: Request, error: Exception) -> Response:
+    async def plain_error(request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 404)
+        reason = {404: "there is no such page", 405: "this method is not allowed"}[status]
         return JSONResponse({"error": reason}, status, headers=getattr(error, "headers", None))
 
-    return answer
+    handlers: Any = {404: plain_error, 405: plain_error}
+    app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return HeaderDeadline(Guard(app, access))
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with endless streams closed before it shuts down."""
+    """uvicorn's server, which ends endless streams before it shuts down."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends the streams of watching pages, then waits for the requests that are being answered."""
+        """End the streams, then wait for requests in progress."""
         await self._service.close()
         await asyncio.sleep(ARRIVED_SECONDS)
         await super().shutdown(sockets)
 
 
-def open_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A listening socket; a ResourceError when the port is taken. `shared`: other workers listen at the same port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket; raise a ResourceError if the port is in use."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         found.bind((host, port))
-        found.listen(BACKLOG)  # before the address is printed: a client may come before the server is up
+        found.listen(1024)  # before the address is printed, so that a client can connect immediately
     except (OSError, OverflowError) as error:
         found.close()
         raise ResourceError(
             f"cannot listen ({getattr(error, 'strerror', None) or error})",
             where=f"{host}:{port}",
-            fix="Give another --port, or 0 for any free one.",
+            fix="Set a different --port, or 0 for any free one.",
         ) from None
     return found
 
 
-def make_board(runs: str | Path) -> Board:
-    """The board of a folder of runs."""
-    folder = Path(runs)
-    if not folder.is_dir():
-        raise ConfigError(
-            "there is no such folder", where=str(runs), fix="Give the folder that holds your run folders."
-        )
-    return Board(RunIndex(folder))
+def make_server(service: Service, listener: socket.socket, listen: Listen) -> Server:
+    """Return the server of a service for a bound socket."""
+    return Server(_config(partial(make_app, service, _access(service, listener, listen)), listen), service)
 
 
-def make_server(
-    service: Service,
-    *,
-    listener: socket.socket,
-    token: str,
-    names: Sequence[str] = (),
-    drain_seconds: int = DRAIN_SECONDS,
-) -> Server:
-    """The server of a service, for a socket that is bound already."""
-    config = uvicorn.Config(
-        make_app(service, Access.for_port(token, int(listener.getsockname()[1]), names, service.how)),
+def serve_forever(service: Service, listen: Listen, on_ready: Callable[[str], Any]) -> None:
+    """Serve until a signal, then finish accepted requests. `on_ready` receives the address without the token.
+
+    Raises KeyboardInterrupt after SIGINT and StoppedBySignal after SIGTERM.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _raise_stopped)  # uvicorn raises the signal again after its shutdown
+    with open_socket(listen.host, listen.port) as listener:
+        server = make_server(service, listener, listen)
+        on_ready(address_of(listen.host, listener.getsockname()[1]))
+        server.run(sockets=[listener])
+
+
+def serve_with_workers(
+    make_service: Callable[[], Service], workers: int, listen: Listen, on_ready: Callable[[str], Any]
+) -> None:
+    """Serve with several processes at one port. uvicorn restarts a worker that dies. `make_service` must be picklable."""
+    service = make_service()  # an unusable model is reported before the workers start
+    with open_socket(listen.host, listen.port) as listener, tempfile.TemporaryDirectory() as counters:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = counters  # prometheus_client reads it when a worker imports it
+        access = _access(service, listener, listen)
+        on_ready(address_of(listen.host, listener.getsockname()[1]))
+        supervisor = _Supervisor(_config(partial(_worker_app, make_service, access), listen, workers), [listener])
+        supervisor.run()
+    if supervisor.stopped_by is None:
+        raise WorkerError("a worker could not start", fix="Run with --workers 1 to see the reason.")
+    _raise_stopped(supervisor.stopped_by)
+
+
+class _Supervisor(Multiprocess):
+    """uvicorn's supervisor, which remembers the signal that stopped it."""
+
+    stopped_by: int | None = None
+
+    def handle_int(self) -> None:
+        """Stop after Ctrl-C."""
+        self.stopped_by = signal.SIGINT
+        super().handle_int()
+
+    def handle_term(self) -> None:
+        """Stop after SIGTERM."""
+        self.stopped_by = signal.SIGTERM
+        super().handle_term()
+
+
+def _worker_app(make_service: Callable[[], Service], access: Access) -> ASGIApp:
+    """Create the app in a worker process, which ends when its parent is gone, however that ended."""
+
+    def watch(parent: Any) -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, args=(multiprocessing.parent_process(),), daemon=True).start()
+    return make_app(make_service(), access)
+
+
+def _config(app: Callable[[], ASGIApp], listen: Listen, workers: int = 1) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        factory=True,
+        workers=workers,
         http=DeadlineProtocol,
         ws="none",
         loop="asyncio",
@@ -207,52 +347,30 @@ def make_server(
         date_header=False,
         proxy_headers=False,
         timeout_keep_alive=10,
-        timeout_graceful_shutdown=drain_seconds,
+        timeout_graceful_shutdown=listen.drain_seconds,
+        timeout_worker_healthcheck=60,
+        limit_concurrency=MAX_CONNECTIONS,
         h11_max_incomplete_event_size=16_384,
-        backlog=BACKLOG,
+        backlog=1024,
     )
-    return Server(config, service)
 
 
-def serve_forever(
-    service: Service,
-    *,
-    host: str,
-    port: int,
-    token: str,
-    names: Sequence[str] = (),
-    on_ready: Callable[[str], Any] = lambda address: None,
-    drain_seconds: int = DRAIN_SECONDS,
-    shared: bool = False,
-) -> None:
-    """Serves until a signal, then answers what was accepted; `on_ready` gets the address without the token.
-
-    Ends with KeyboardInterrupt after SIGINT and with StoppedBySignal after SIGTERM.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, raise_stopped)  # uvicorn sends itself the signal again when all is answered
-    with open_socket(host, port, shared=shared) as listener:
-        every = [*names, *_names_of(host)]
-        server = make_server(service, listener=listener, token=token, names=every, drain_seconds=drain_seconds)
-        on_ready(address_of(host, listener.getsockname()[1]))
-        server.run(sockets=[listener])
+def _access(service: Service, listener: socket.socket, listen: Listen) -> Access:
+    host = listen.host
+    names = list(listen.names)
+    if host in ("0.0.0.0", "::"):
+        names += [socket.gethostname(), socket.getfqdn()]
+    elif host not in LOCAL:
+        names.append(f"[{host}]" if ":" in host else host)
+    port = int(listener.getsockname()[1])
+    return Access.for_port(listen.token, port, names, hint=service.token_hint, public=service.public)
 
 
-def raise_stopped(number: int, frame: object = None) -> None:
-    """Ends a service after a signal: exit code 128 + its number, with one worker and with several."""
-    raise StoppedBySignal(number, "after what was accepted was answered")
+def _raise_stopped(number: int, frame: object = None) -> None:
+    raise StoppedBySignal(number, "after all accepted requests were answered")
 
 
 def address_of(host: str, port: int) -> str:
-    """The address to open on this machine."""
+    """Return the address to open on this machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"
-
-
-def _names_of(host: str) -> list[str]:
-    """The names of a server that the network can reach."""
-    if host in LOCAL:
-        return []
-    if host in ("0.0.0.0", "::"):
-        return [socket.gethostname(), socket.getfqdn()]
-    return [f"[{host}]" if ":" in host else host]

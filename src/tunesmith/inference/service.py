@@ -1,74 +1,115 @@
-"""One finished model as a service: texts in, labels and scores out, with what an operator needs around it."""
+"""`tunesmith serve`: one finished model over HTTP, with health checks, metrics and a description of its API."""
 
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import logging
+import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from tunesmith import __version__
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
-from tunesmith.inference.batcher import RETRY_SECONDS, Classifier, Overloaded
-from tunesmith.inference.board import refuse_in_json
-from tunesmith.inference.bodies import (
-    MAX_BODY_BYTES,
+from tunesmith.files import read_json
+from tunesmith.inference.batcher import (
     MAX_TEXT_CHARS,
     MAX_TEXTS,
-    BadRequest,
-    answer_in_form,
-    describe_service,
-    docs_page,
-    parse_question,
-    read_json_body,
+    Batcher,
+    LoadedModels,
+    Overloaded,
+    Prediction,
+    Texts,
+    model_home,
+    model_version,
+    parse_texts,
 )
-from tunesmith.inference.kept_models import model_home, model_marks
 from tunesmith.inference.model_folder import FACTS_FILE, read_facts
-from tunesmith.inference.pages import model_facts
-from tunesmith.inference.supervisor import ServiceCounters
+from tunesmith.inference.server import (
+    MAX_BODY_BYTES,
+    BadRequest,
+    Handler,
+    json_errors,
+    read_json_body,
+    retry_later,
+)
 from tunesmith.models.files import check_seal, read_config_file
 from tunesmith.runs.folder import RunDir
 
 log = logging.getLogger("tunesmith.requests")
 
 ANSWER_SECONDS = 30.0
-"""How long a request may wait for its answer."""
+"""Maximum time a request waits for its predictions."""
 DRAIN_SECONDS = int(ANSWER_SECONDS) + 5
-"""The longest time from SIGTERM to the end: accepted requests are answered or time out."""
+"""Maximum time from SIGTERM to the end: accepted requests are answered or time out."""
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Metrics:
+    """Prometheus metrics. With several workers, they are summed over the files in PROMETHEUS_MULTIPROC_DIR."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        own = CollectorRegistry()
+        self._registry = own
+        self.requests = Counter(
+            "tunesmith_requests", "Requests by route and status.", ["route", "status"], registry=own
+        )
+        self.seconds = Histogram(
+            "tunesmith_predict_seconds", "Time to answer POST /predict.", buckets=LATENCY_BUCKETS, registry=own
+        )
+        self.rows = Counter("tunesmith_rows", "Classified texts.", registry=own)
+        self.reloads = Counter("tunesmith_reloads", "Times the model was replaced.", registry=own)
+        self.waiting = Gauge(
+            "tunesmith_waiting_requests", "Requests in the queue.", registry=own, multiprocess_mode="livesum"
+        )
+
+    def text(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        registry = self._registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
 
 
 class PredictionService:
     """The handlers of `tunesmith serve`."""
 
-    how = "send the key of the service: Authorization: Bearer KEY"
+    token_hint = "send the key of the service: Authorization: Bearer KEY"
+    public: tuple[str, ...] = ("/docs", "/openapi.json")
 
-    def __init__(
-        self, run: RunDir, classifier: Classifier | None = None, counters: ServiceCounters | None = None
-    ) -> None:
+    def __init__(self, run: RunDir, batcher: Batcher | None = None) -> None:
         self.run = run
-        self.counters = counters or ServiceCounters()
-        self.classifier = classifier or Classifier(reload_aside=True, on_reload=self._reloaded)
+        self.metrics = Metrics()
+        self.ready = False
+        models = LoadedModels(reload_in_background=True, on_reload=self._reloaded)
+        self.batcher = batcher or Batcher(models)
+        if model_summary(run) is None:
+            fix = "Pass a finished run with its model/ folder, or an exported folder."
+            raise ConfigError("contains no finished model", where=str(run.path), fix=fix)
         home = model_home(run)
-        if model_facts(run) is None:
-            raise ConfigError(
-                "holds no finished model", where=str(run.path), fix="Give a run that has ended, with its model/ folder."
-            )
         check_seal(home)
         self._labels = read_facts(home, read_config_file(home)).labels
-        self._marks = model_marks(run)
+        self._checked = model_version(run)
         self._problem: str | None = None
 
     def routes(self) -> list[Route]:
-        """Every route of the service."""
-        handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        """Return all routes of the service."""
+        handlers: dict[str, Handler] = {
             "/health": self._health,
-            "/ready": self._answer_ready,
+            "/ready": self._ready,
             "/info": self._info,
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
@@ -77,87 +118,92 @@ class PredictionService:
         routes = [Route(path, self._counted(path, handler), methods=["GET"]) for path, handler in handlers.items()]
         return [*routes, Route("/predict", self._counted("/predict", self._predict), methods=["POST"])]
 
+    def start(self) -> None:
+        """Load the model in the background; /ready returns 503 until then."""
+        threading.Thread(target=self._load_and_log, name="tunesmith-load", daemon=True).start()
+
     async def close(self) -> None:
-        """Nothing to end: the service has no streams."""
+        """Do nothing: there are no streams."""
 
     def stop(self) -> None:
-        """Ends the model's thread."""
-        self.classifier.close()
+        """End the thread of the model."""
+        self.batcher.close()
 
     def load(self) -> None:
-        """Loads the model before the first request; /ready answers 503 until then."""
-        self.classifier.models.get(self.run)
-        self.counters.note(ready=True)
+        """Load the model."""
+        self.batcher.models.get(self.run)
+        self.ready = True
+
+    def _load_and_log(self) -> None:
+        try:
+            self.load()
+        except (TunesmithError, BadRequest) as error:
+            log.error(json.dumps({"event": "load", "problem": str(error)}))
 
     def _reloaded(self, problem: str | None) -> None:
         if problem is None:
-            self.counters.count_reload()
+            self.metrics.reloads.inc()
             home = model_home(self.run)
             self._labels = read_facts(home, read_config_file(home)).labels
         log.info(json.dumps({"event": "reload", "problem": problem}))
 
-    def _counted(
-        self, path: str, handler: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[..., Awaitable[Response]]:
-        """The handler, counted and logged by route, status and time; never with a text."""
-        inner = refuse_in_json(handler)
+    def _counted(self, path: str, handler: Handler) -> Handler:
+        """Wrap a handler: count and log route, status and time, but never a text."""
+        inner = json_errors(handler)
 
-        async def answer(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             start = time.perf_counter()
             response = await inner(request)
             seconds = time.perf_counter() - start
             rows = int(getattr(request.state, "rows", 0))
-            self.counters.count_request(path, response.status_code, seconds, rows)
-            self.counters.note(waiting=self.classifier.waiting)
-            if path == "/predict" and log.isEnabledFor(logging.INFO):
+            self.metrics.requests.labels(path, str(response.status_code)).inc()
+            self.metrics.waiting.set(self.batcher.waiting)
+            if path == "/predict":
+                if response.status_code == 200:
+                    self.metrics.seconds.observe(seconds)
+                    self.metrics.rows.inc(rows)
                 line = {"event": "request", "route": path, "status": response.status_code, "rows": rows}
                 log.info(json.dumps({**line, "ms": round(1000 * seconds, 1)}))
             return response
 
-        return answer
+        return respond
 
     async def _health(self, request: Request) -> Response:
         problem = await asyncio.to_thread(self._find_problem)
         if problem is not None:
             return JSONResponse({"run": self.run.name, "error": problem}, 503)
-        return JSONResponse({"run": self.run.name, **(model_facts(self.run) or {})})
+        return JSONResponse({"run": self.run.name, **(model_summary(self.run) or {})})
 
-    async def _answer_ready(self, request: Request) -> Response:
-        ready = self.counters.ready
-        return JSONResponse({"ready": ready}, 200 if ready else 503)
+    async def _ready(self, request: Request) -> Response:
+        return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
 
     async def _info(self, request: Request) -> Response:
-        facts = model_facts(self.run) or {}
         limits = {
             "max_client_batch_size": MAX_TEXTS,
             "max_text_chars": MAX_TEXT_CHARS,
             "max_body_bytes": MAX_BODY_BYTES,
         }
-        about = {"model_id": self.run.name, "task": self._labels.task.value, **facts, **limits, "version": __version__}
+        about = {"model_id": self.run.name, "task": self._labels.task.value, **(model_summary(self.run) or {})}
         ids = {str(i): name for i, name in self._labels.id2label.items()}
-        return JSONResponse({**about, "model_type": {"classifier": {"id2label": ids}}})
+        return JSONResponse({**about, **limits, "version": __version__, "id2label": ids})
 
     async def _metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self.counters.text(), media_type="text/plain; version=0.0.4")
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(self._document())
+        return JSONResponse(OPENAPI)
 
     async def _docs(self, request: Request) -> Response:
-        return HTMLResponse(docs_page(self._document()))
-
-    def _document(self) -> dict[str, object]:
-        facts = model_facts(self.run) or {"columns": ["text"], "labels": list(self._labels.names)}
-        return describe_service(facts["columns"], facts["labels"])
+        return HTMLResponse(_docs_page())
 
     def _find_problem(self) -> str | None:
-        """Why the model on disk cannot be used; only files that changed since the last call are hashed."""
-        marks = model_marks(self.run)
-        if marks != self._marks:
-            self._marks, self._problem = marks, None
-            if not marks:
-                self._problem = "model/ is gone"
-            elif model_facts(self.run) is None:
+        """Return why the model on disk cannot be used. Only files that changed since the last call are hashed."""
+        version = model_version(self.run)
+        if version != self._checked:
+            self._checked, self._problem = version, None
+            if not version:
+                self._problem = "model/ is missing"
+            elif model_summary(self.run) is None:
                 self._problem = f"model/{FACTS_FILE} cannot be read"
             else:
                 try:
@@ -167,30 +213,174 @@ class PredictionService:
         return self._problem
 
     async def _predict(self, request: Request) -> Response:
-        question = parse_question(await read_json_body(request))
-        request.state.rows = len(question.given.texts)
+        wanted = parse_request(await read_json_body(request))
+        request.state.rows = len(wanted.given.texts)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                results = await self.classifier.classify(self.run, question.given)
+                found = await self.batcher.classify(self.run, wanted.given)
         except Overloaded as error:
-            return _later(429, "too many requests are waiting", error.seconds)
+            return retry_later(429, "too many requests are waiting", error.seconds)
         except TimeoutError:
-            return _later(503, f"no answer within {ANSWER_SECONDS:.0f} seconds", RETRY_SECONDS)
-        self.counters.note(ready=True)
-        return JSONResponse(answer_in_form(question, results))
+            return retry_later(503, f"no answer within {ANSWER_SECONDS:.0f} seconds")
+        self.ready = True
+        return JSONResponse({"results": [_to_json(one, wanted) for one in found]})
 
 
-def _later(status: int, reason: str, seconds: int) -> Response:
-    return JSONResponse({"error": reason}, status, headers={"retry-after": str(seconds)})
+def model_summary(run: RunDir) -> dict[str, Any] | None:
+    """Return text columns and labels of the finished model without loading it, or None if there is no model."""
+    try:
+        data = read_json(model_home(run) / FACTS_FILE)
+        columns = data["text_columns"] or ["text"]
+        return {"columns": [str(c) for c in columns][:2], "labels": [str(n) for n in data["labels"]["names"]]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
-def load_in_background(service: PredictionService) -> None:
-    """Starts the loading of the model; a model that cannot be loaded is in the log, and /ready stays 503."""
+# The body of POST /predict
 
-    def load() -> None:
-        try:
-            service.load()
-        except (TunesmithError, BadRequest) as error:
-            log.error(json.dumps({"event": "load", "problem": str(error)}))
 
-    threading.Thread(target=load, name="tunesmith-load", daemon=True).start()
+@dataclass(frozen=True, slots=True)
+class PredictRequest:
+    """Texts to classify and the form of the response."""
+
+    given: Texts
+    top_k: int | None = None
+    raw_scores: bool = False
+
+
+def parse_request(data: Any) -> PredictRequest:
+    """Check a JSON body; raise a BadRequest with the expected form."""
+    if isinstance(data, dict) and "text" in data and "texts" not in data:
+        pair = {} if data.get("text_pair") is None else {"pairs": [data["text_pair"]]}
+        rest = {name: value for name, value in data.items() if name not in ("text", "text_pair")}
+        data = {**rest, "texts": [data["text"]], **pair}
+    if not isinstance(data, dict) or not {"texts"} <= data.keys() <= {"texts", "pairs", "top_k", "raw_scores"}:
+        form = 'send {"texts": ["..."]}, and "pairs": ["..."] for a model of text pairs'
+        raise BadRequest(422, f'{form}; "top_k" and "raw_scores" are optional')
+    given = parse_texts({name: data[name] for name in ("texts", "pairs") if name in data})
+    top_k, raw_scores = data.get("top_k"), data.get("raw_scores", False)
+    if isinstance(top_k, float) and top_k.is_integer():  # JSON does not distinguish 3.0 from 3
+        top_k = int(top_k)
+    if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
+        raise BadRequest(422, '"top_k" must be a positive integer')
+    if not isinstance(raw_scores, bool):
+        raise BadRequest(422, '"raw_scores" must be true or false')
+    return PredictRequest(given, top_k, raw_scores)
+
+
+def _to_json(one: Prediction, wanted: PredictRequest) -> dict[str, Any]:
+    scores = one.logits if wanted.raw_scores else one.probabilities
+    best = sorted(scores.items(), key=lambda pair: -pair[1])[: wanted.top_k]
+    return {"label": one.label, "scores": [list(pair) for pair in best]}
+
+
+# The description of the API
+
+
+def _json_content(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _errors(reasons: dict[str, str]) -> dict[str, Any]:
+    schema = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+    return {status: {"description": text, "content": _json_content(schema)} for status, text in reasons.items()}
+
+
+def _get(summary: str, *codes: str) -> dict[str, Any]:
+    errors = {"401": "The key is missing or wrong.", "503": "Not ready, or the model folder is damaged."}
+    responses = {"200": {"description": summary}, **_errors({code: errors[code] for code in codes})}
+    return {"get": {"summary": summary, "responses": responses}}
+
+
+_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT_CHARS}
+_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_TEXTS}
+_OPTIONS = {
+    "top_k": {"type": ["integer", "null"], "minimum": 1, "description": "Maximum number of labels per text."},
+    "raw_scores": {"type": "boolean", "description": "Return logits instead of probabilities."},
+}
+_SCORE = {"type": "array", "items": {"type": ["string", "number"]}, "minItems": 2, "maxItems": 2}
+_RESULT = {
+    "type": "object",
+    "required": ["label", "scores"],
+    "properties": {
+        "label": {"description": "A name; for multilabel models a list of names; for regression a number."},
+        "scores": {"type": "array", "items": {**_SCORE, "description": "Label and score, the best first."}},
+    },
+}
+OPENAPI: dict[str, Any] = {
+    "openapi": "3.1.0",
+    "info": {"title": "tunesmith serve", "version": __version__},
+    "paths": {
+        "/predict": {
+            "post": {
+                "summary": "Classify texts, or text pairs for a model of pairs.",
+                "requestBody": {
+                    "required": True,
+                    "content": _json_content(
+                        {
+                            "oneOf": [
+                                {
+                                    "type": "object",
+                                    "required": ["texts"],
+                                    "properties": {"texts": _TEXTS, "pairs": _TEXTS, **_OPTIONS},
+                                    "additionalProperties": False,
+                                },
+                                {
+                                    "type": "object",
+                                    "required": ["text"],
+                                    "properties": {"text": _TEXT, "text_pair": _TEXT, **_OPTIONS},
+                                    "additionalProperties": False,
+                                },
+                            ]
+                        }
+                    ),
+                },
+                "responses": {
+                    "200": {
+                        "description": "One result per text, in order.",
+                        "content": _json_content(
+                            {
+                                "type": "object",
+                                "required": ["results"],
+                                "properties": {"results": {"type": "array", "items": _RESULT, "minItems": 1}},
+                            }
+                        ),
+                    },
+                    **_errors(
+                        {
+                            "400": "The request is incomplete.",
+                            "401": "The key is missing or wrong.",
+                            "408": "The body did not arrive in time.",
+                            "409": "The model folder cannot be used.",
+                            "413": "The body or a text is too large.",
+                            "415": "The content type is not application/json.",
+                            "422": "The body is not valid.",
+                            "429": "Too many requests are waiting: see Retry-After.",
+                            "503": "No answer in time: see Retry-After.",
+                        }
+                    ),
+                },
+            }
+        },
+        "/health": _get("The process and its model folder are intact.", "401", "503"),
+        "/ready": _get("The model is loaded.", "401", "503"),
+        "/info": _get("Model, task, labels and limits.", "401"),
+        "/metrics": _get("Metrics for Prometheus.", "401"),
+    },
+    "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    "security": [{"key": []}],
+}
+
+
+def _docs_page() -> str:
+    """Return the API description as an HTML page without scripts."""
+    rows = "".join(
+        f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{html.escape(about['summary'])}</p>"
+        for path, methods in OPENAPI["paths"].items()
+        for method, about in methods.items()
+    )
+    text = html.escape(json.dumps(OPENAPI, indent=1, ensure_ascii=False))
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>tunesmith serve</title><h1>tunesmith serve</h1>'
+        f"{rows}<h2>openapi.json</h2><pre>{text}</pre></html>"
+    )

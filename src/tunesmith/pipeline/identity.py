@@ -15,8 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, to_dict
+from tunesmith.config.load import REMOVED_DEFAULTS, load_config
+from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.data.read import DataBundle
 from tunesmith.data.tokenize import padded_fingerprint
 from tunesmith.errors import CheckpointError, TunesmithError
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from tunesmith.training.distributed import Runtime
 
 INERT_NAMES = """
-    output_dir run_name save_strategy save_steps save_total_limit save_only_model resume_from_checkpoint weights_only
-    logging_strategy logging_steps logging_first_step disable_tqdm report_to project preprocessing_num_workers
-    overwrite_cache cache_dir allow_changed_data allow_download dataloader_num_workers dataloader_pin_memory
+    output_dir run_name save_strategy save_steps save_total_limit resume_from_checkpoint
+    logging_steps disable_tqdm report_to preprocessing_num_workers
+    cache_dir allow_changed_data allow_download dataloader_num_workers
     train_file validation_file test_file test_split_name max_predict_samples model_name_or_path tokenizer_name
-    config_name model_revision use_cpu auto_find_batch_size ddp_timeout time_budget
-    strict_data labels_file fsdp fsdp_config
+    model_revision use_cpu auto_find_batch_size ddp_timeout time_budget
+    strict_data labels_file
 """
 INERT = frozenset(INERT_NAMES.split())
 """Options that may change when a run is resumed: they affect neither the order of the data nor the math."""
@@ -56,7 +56,7 @@ def make_identity(
     config: RunConfig, data: RunData, tokenizer: Mapping[str, str], runtime: Runtime, sampling: Sampling
 ) -> Identity:
     """Return the identity of a run whose options are all decided. `tokenizer`: see `tokenizer_content`."""
-    options = {name: value for name, value in to_dict(config).items() if name not in INERT}
+    options = {name: value for name, value in {**REMOVED_DEFAULTS, **to_dict(config)}.items() if name not in INERT}
     options |= {**_content(data), **tokenizer}
     options["eval_steps"] = config.evaluation_steps
     options["bf16"] = runtime.precision == "bf16"

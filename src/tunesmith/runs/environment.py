@@ -1,17 +1,12 @@
-"""What surrounds this process: its versions, machine, command and commit; what a launcher gave it; faults that a test asks for;
-calls into other people's code that may never return; progress bars of libraries.
-
-The commit is read from the files of git. No program is started: what a repository configures (`core.fsmonitor`, hooks,
-filters) would run with it.
-"""
+"""The surroundings of this process: versions, machine, commit, launcher variables, the Hub, and faults injected by tests."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -24,15 +19,11 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 from tunesmith.errors import ConfigError, did_you_mean, short_text
-from tunesmith.files import BadFile, read_plain
 
 T = TypeVar("T")
 HUB_SECONDS = 4.0
 """How long the Hub may take for its first answer: a wrong name is reported within 5 s (`datasets` alone tries for 25 s)."""
 PACKAGES = "tunesmith torch transformers accelerate datasets tokenizers safetensors numpy pyarrow"
-MAX_REF, MAX_PACKED = 4096, 10_000_000
-_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_REF = re.compile(r"refs/[\w./+@-]{1,200}")
 _FIX = (
     "Start it with torchrun or accelerate launch, which set these variables, or unset RANK, LOCAL_RANK and WORLD_SIZE."
 )
@@ -67,44 +58,13 @@ def describe_environment() -> dict[str, Any]:
 
 
 def current_commit(folder: Path | None = None) -> str | None:
-    """The commit that is checked out; None outside git. Whether files were changed since is not known."""
+    """Return the commit that is checked out; None outside of git. `rev-parse` runs nothing that a repository configures."""
+    words = ["git", "-C", str(folder or Path.cwd()), "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
-        git = _git_folder(folder or Path.cwd())
-        found = "" if git is None else _line(git / "HEAD")
-        if git is not None and found.startswith("ref: "):
-            found = _commit_of(git, found.removeprefix("ref: "))
-        return found if _COMMIT.fullmatch(found) else None
-    except (OSError, BadFile, UnicodeDecodeError):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-
-
-def _git_folder(folder: Path) -> Path | None:
-    """.git of this folder or of one above it; in a worktree and a submodule a file names it."""
-    for home in (folder, *folder.parents):
-        git = home / ".git"
-        if git.is_dir():
-            return git
-        if git.is_file():
-            return (home / _line(git).removeprefix("gitdir: ")).resolve()
-    return None
-
-
-def _commit_of(git: Path, branch: str) -> str:
-    """What a branch points at, by a file of its own or by a line of packed-refs. A worktree shares those of its repository."""
-    if not _REF.fullmatch(branch) or ".." in branch:
-        return ""
-    shared = git
-    with contextlib.suppress(FileNotFoundError):
-        shared = (git / _line(git / "commondir")).resolve()
-    for home in (git, shared):
-        with contextlib.suppress(FileNotFoundError):
-            return _line(home / branch)
-    lines = read_plain(shared / "packed-refs", MAX_PACKED, follow=True).decode("utf-8").splitlines()
-    return next((line.split(" ", 1)[0] for line in lines if line.endswith(f" {branch}")), "")
-
-
-def _line(file: Path) -> str:
-    return read_plain(file, MAX_REF, follow=True).decode("utf-8").strip()
+    return done.stdout.strip()
 
 
 @dataclass(frozen=True)

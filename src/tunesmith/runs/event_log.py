@@ -250,8 +250,6 @@ def _damage(where: str, what: str) -> CheckpointError:
 
 FLOATS = ("epoch", "loss", "grad_norm", "learning_rate", "seconds")
 INTEGERS = ("step", "examples", "tokens", "padded_tokens")
-SMALL_BYTES = 2_000_000
-"""Below this many bytes (about 8,000 steps, 80 ms) reading line by line is as quick as importing pyarrow."""
 MOST_BYTES = 64_000_000
 """Bytes that `ColumnsTail` reads line by line in one poll; what is left waits for the next."""
 HEAD, TAIL, FAR_TAIL = 4096, 65_536, 2_000_000
@@ -270,9 +268,9 @@ class JournalColumns:
     others: list[tuple[int, Event]]
 
 
-def read_columns(path: str | Path, *, small_bytes: int = SMALL_BYTES) -> JournalColumns:
-    """The same content as `read_journal`, which also sets what is tolerated and what is an error."""
-    return _parse(read_bytes(path), path, small_bytes)
+def read_columns(path: str | Path) -> JournalColumns:
+    """Read an event log as columns."""
+    return columns_of(read_journal(path))
 
 
 def columns_of(events: list[Event], first: int = 0) -> JournalColumns:
@@ -309,7 +307,7 @@ class ColumnsTail:
             raise CheckpointError(str(error), where=str(self.path)) from None
         if old is None:  # the first time, or truncated or replaced by a resumed run
             data = read_bytes(self.path)
-            self.columns = _parse(data, self.path, SMALL_BYTES)
+            self.columns = columns_of(list(parse_events(data, self.path)))
             self._inode, self._offset, self._lines = info.st_ino, 0, 0
         else:
             events = list(parse_events(data, self.path, first_line=self._lines + 1))
@@ -319,66 +317,6 @@ class ColumnsTail:
         self._offset += data.rfind(b"\n") + 1
         self._lines += data.count(b"\n")
         return old is not self.columns
-
-
-def _parse(data: bytes, path: str | Path, small_bytes: int) -> JournalColumns:
-    if len(data) > small_bytes:
-        from pyarrow import ArrowInvalid
-
-        try:
-            return _by_column(data, path)
-        except ArrowInvalid as error:
-            log.info("%s: read line by line, since %s", path, error)
-    return columns_of(list(parse_events(data, path)))
-
-
-def _by_column(data: bytes, path: str | Path) -> JournalColumns:
-    import pyarrow as pa
-    import pyarrow.compute
-    import pyarrow.json
-
-    end = data.rfind(b"\n") + 1
-    if len(data) - end > MAX_LINE:
-        raise pa.ArrowInvalid("its last line is too long")
-    data = data[:end]
-    view = np.frombuffer(data, dtype=np.uint8)
-    starts = _line_starts(view)
-    ends = np.append(starts[1:], end)
-    if len(starts) and not ((ends - starts).min() > 13 and (ends - starts).max() <= MAX_LINE):
-        raise pa.ArrowInvalid("a line is too short or too long")
-    # {"event": "St... : StepDone is the only event whose name begins with St.
-    is_step = (view[starts + 11] == ord("S")) & (view[starts + 12] == ord("t"))
-    schema = pa.schema([(n, pa.float64()) for n in FLOATS] + [(n, pa.int64()) for n in INTEGERS])
-    table = pyarrow.json.read_json(
-        pa.BufferReader(data),
-        read_options=pyarrow.json.ReadOptions(block_size=1 << 22),
-        parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-    )
-    if table.num_rows != len(starts):
-        raise pa.ArrowInvalid(f"{len(starts)} lines hold {table.num_rows} objects")
-    table = table.filter(pa.array(is_step))
-    lowest = pyarrow.compute.min(table.column("step")).as_py()
-    if any(table.column(name).null_count for name in ("epoch", "learning_rate", *INTEGERS)) or (
-        lowest is not None and lowest < 0
-    ):
-        raise pa.ArrowInvalid("a step lacks a number")
-    steps: dict[str, NDArray[Any]] = {n: table.column(n).to_numpy() for n in FLOATS + INTEGERS}
-    for name in FLOATS:
-        steps[name] = np.where(np.isfinite(steps[name]), steps[name], np.nan)
-    steps["line"] = np.flatnonzero(is_step)
-    others: list[tuple[int, Event]] = []
-    for line in np.flatnonzero(~is_step):
-        event = decode_line(data[starts[line] : ends[line]], where=f"{path}:{line + 1}")
-        if isinstance(event, StepDone):
-            raise pa.ArrowInvalid("its lines are spelled another way than `encode_event` does")
-        if event is not None:
-            others.append((int(line), event))
-    return JournalColumns(steps, others)
-
-
-def _line_starts(view: NDArray[np.uint8], block: int = 1 << 24) -> NDArray[np.int64]:
-    ends = [np.flatnonzero(view[at : at + block] == ord("\n")) + at for at in range(0, len(view), block)]
-    return np.concatenate([[0], np.concatenate(ends)[:-1] + 1]).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from tunesmith.models.families import is_hooked
+from tunesmith.speedups.packing import Layout, attend_packed, binding
 from tunesmith.training.distributed import has_triton
 
 
@@ -146,7 +147,7 @@ class _GeluLinear(torch.autograd.Function):
         ctx.save_for_backward(x, bias, weight)
         ctx.parameter = parameter
         if x.device.type == "cuda" and has_triton():
-            from tunesmith.speedups.triton_kernels import bias_gelu_forward
+            from tunesmith.speedups.kernels.layers import bias_gelu_forward
 
             return bias_gelu_forward(x, bias) @ weight.t()
         return functional.gelu(x + bias.to(x.dtype)) @ weight.t()
@@ -157,7 +158,7 @@ class _GeluLinear(torch.autograd.Function):
         x, bias, weight = ctx.saved_tensors
         d_active = d_out @ weight
         if x.device.type == "cuda" and has_triton():
-            from tunesmith.speedups.triton_kernels import bias_gelu_backward
+            from tunesmith.speedups.kernels.layers import bias_gelu_backward
 
             active, d_x, sums = bias_gelu_backward(d_active, x, bias)
         else:
@@ -188,7 +189,7 @@ class _AddNorm(torch.autograd.Function):
         ctx: Any, h: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor,
         eps: float, drop: float, seeds: torch.Tensor, call: int, keep: bool,
     ) -> Any:  # fmt: skip
-        from tunesmith.speedups.triton_kernels import add_norm_forward
+        from tunesmith.speedups.kernels.layers import add_norm_forward
 
         out, copy, unit, rstd = add_norm_forward(
             h, bias, residual, gamma, beta, eps=eps, drop=drop, seeds=seeds, call=call, dtype=h.dtype, keep=keep
@@ -201,7 +202,7 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor, d_copy: torch.Tensor | None = None) -> Any:
-        from tunesmith.speedups.triton_kernels import add_norm_backward
+        from tunesmith.speedups.kernels.layers import add_norm_backward
 
         unit, gamma, rstd, seeds = ctx.saved_tensors
         given = d_out.contiguous(), None if d_copy is None else d_copy.contiguous()
@@ -230,3 +231,292 @@ def add_norm(
     dropped = functional.dropout(h + bias.to(h.dtype), drop)
     normed = functional.layer_norm(residual + dropped, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return normed, normed.to(h.dtype)
+
+
+class _SumNorm(torch.autograd.Function):
+    """(residual + dropout(h), its LayerNorm), or the norm alone; what is dropped is drawn again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, h: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, eps: float,
+        drop: float, seeds: torch.Tensor, call: int, dtype: torch.dtype, with_total: bool, keep: bool,
+    ) -> Any:  # fmt: skip
+        from tunesmith.speedups.kernels.layers import sum_norm_forward
+
+        total, out, unit, rstd = sum_norm_forward(
+            h, residual, gamma, beta, eps=eps, drop=drop, seeds=seeds, call=call, dtype=dtype, with_total=with_total, keep=keep
+        )  # fmt: skip
+        ctx.save_for_backward(unit, gamma, rstd, seeds)
+        ctx.options = {"drop": drop, "call": call, "stored": residual.dtype, "with_beta": beta is not None}
+        ctx.parameters = (gamma,) if beta is None else (gamma, beta)
+        return (total, out) if with_total else out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        from tunesmith.speedups.kernels.layers import sum_norm_backward
+
+        unit, gamma, rstd, seeds = ctx.saved_tensors
+        d_total = given[0].contiguous() if len(given) == 2 else None
+        d_h, d_residual, sums = sum_norm_backward(
+            d_total, given[-1].contiguous(), unit, gamma, rstd, seeds=seeds, **ctx.options
+        )
+        d_gamma = d_beta = None
+        if any(ctx.needs_input_grad[2:4]):
+            with side_stream.after(sums, parameters=ctx.parameters):
+                d_gamma, *rest = sum_rows(sums).unbind(0)
+            d_gamma = d_gamma if ctx.needs_input_grad[2] else None
+            d_beta = rest[0] if ctx.needs_input_grad[3] else None
+        return d_h, d_residual, d_gamma, d_beta, None, None, None, None, None, None, None
+
+
+def sum_norm(
+    h: torch.Tensor, residual: torch.Tensor, norm: nn.LayerNorm, *, drop: float, seeds: torch.Tensor, call: int, last: bool
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(residual + dropout(h) as the residual is stored, its LayerNorm in the type of `h`); `last`: the norm alone, twice, as
+    the residual is stored. `seeds[call]` says which values are dropped; where triton is missing torch's generator does."""
+    if h.device.type == "cuda" and has_triton():
+        given = (h, residual, norm.weight, norm.bias, norm.eps, drop, seeds, call, residual.dtype if last else h.dtype)
+        out = _SumNorm.apply(*given, not last, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+        return (out, out) if last else out
+    total = residual + functional.dropout(h, drop)
+    normed = functional.layer_norm(total, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return (normed, normed) if last else (total, normed.to(h.dtype))
+
+
+class _GegluLinear(torch.autograd.Function):
+    """dropout(GELU(values) * gates) @ weight.T. The activation is computed again for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, parameter: torch.Tensor, drop: float, seeds: torch.Tensor, call: int
+    ) -> torch.Tensor:  # fmt: skip
+        from tunesmith.speedups.kernels.layers import geglu_forward
+
+        ctx.save_for_backward(x, weight, seeds)
+        ctx.parameter, ctx.options = parameter, {"drop": drop, "call": call}
+        return geglu_forward(x, seeds=seeds, **ctx.options) @ weight.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> Any:
+        from tunesmith.speedups.kernels.layers import geglu_backward
+
+        x, weight, seeds = ctx.saved_tensors
+        active, d_x = geglu_backward(d_out @ weight, x, seeds=seeds, **ctx.options)
+        d_weight = None
+        if ctx.needs_input_grad[2]:
+            with side_stream.after(d_out, active, parameters=(ctx.parameter,)):
+                d_weight = weight_gradient(d_out, active)
+        return d_x, None, d_weight, None, None, None
+
+
+def geglu_linear(
+    x: torch.Tensor, weight: torch.Tensor, parameter: torch.Tensor, *, drop: float, seeds: torch.Tensor, call: int
+) -> torch.Tensor:
+    """dropout(GELU(values) * gates) @ weight.T of x, (tokens, 2 width): values, then gates; `weight` is a copy of `parameter`."""
+    if x.device.type == "cuda" and has_triton():
+        out: torch.Tensor = _GegluLinear.apply(x, weight, parameter, drop, seeds, call)  # type: ignore[no-untyped-call]
+        return out
+    value, gate = x.chunk(2, dim=-1)
+    return linear(functional.dropout(functional.gelu(value) * gate, drop), weight, None, parameter)
+
+
+class _Rotate(torch.autograd.Function):
+    """Queries and keys turned by the angles of their positions where they lie; the gradient by the opposite angles."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> torch.Tensor:
+        from tunesmith.speedups.kernels.layers import rotate_in_place
+
+        rotate_in_place(packed, cos, sin, heads, back=False)
+        ctx.mark_dirty(packed)
+        ctx.save_for_backward(cos, sin)
+        ctx.heads = heads
+        return packed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> Any:
+        from tunesmith.speedups.kernels.layers import rotate_in_place
+
+        cos, sin = ctx.saved_tensors
+        d_packed = d_out.contiguous()  # made by the attention's backward pass for this one reader: turned where it lies
+        rotate_in_place(d_packed, cos, sin, ctx.heads, back=True)
+        return d_packed, None, None, None
+
+
+def rotated(packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> torch.Tensor:
+    """(tokens, 3, heads, size) from (tokens, 3 heads size), with queries and keys turned by angles given as (tokens, size).
+
+    `packed` may be written to.
+    """
+    size = cos.shape[1]
+    if packed.device.type == "cuda" and has_triton():
+        turned: torch.Tensor = _Rotate.apply(packed, cos.contiguous(), sin.contiguous(), heads)  # type: ignore[no-untyped-call]
+        return turned.view(-1, 3, heads, size)
+    both, values = packed.view(-1, 3, heads, size).split_with_sizes([2, 1], 1)
+    exact, half = both.float(), size // 2
+    swapped = torch.cat([-exact[..., half:], exact[..., :half]], -1)
+    turned = exact * cos[:, None, None] + swapped * sin[:, None, None]
+    return torch.cat([turned.to(packed.dtype), values], 1)
+
+
+LONGEST_FUSED = 256
+LONGEST_OF_FEW, FEW_TOKENS = 512, 4096
+"""Flash attention's larger tiles pay for longer rows where these are many: its backward pass in one order takes longer (decision
+0126: a step of 3,072 tokens in rows of 260 to 420 takes 6.84 ms with it and 6.27 with the kernels here, one of 14,848 tokens
+in rows of up to 512 takes 22.7 and 24.4)."""
+
+
+class _Attention(torch.autograd.Function):
+    """One kernel each way. The gradient comes back in one tensor, as it came: nothing is put together again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, firsts: torch.Tensor | None, packed: torch.Tensor, layout: Layout, scale: float, drop: float,
+        seeds: torch.Tensor, call: int, window: int | None,
+    ) -> torch.Tensor:  # fmt: skip
+        from tunesmith.speedups.kernels.attention import attention_forward
+
+        bounds = layout.bounds if firsts is None else torch.arange(
+            layout.bounds.shape[0], dtype=torch.int32, device=packed.device
+        )  # fmt: skip
+        q, k, v = packed.unbind(1) if firsts is None else (firsts, *packed.unbind(1))
+        options = {"scale": scale, "drop": drop, "seeds": seeds, "call": call, "window": window}
+        longest = {"longest": layout.longest, "q_longest": layout.longest if firsts is None else 1}
+        out, lse = attention_forward(q, k, v, bounds, layout.bounds, **longest, **options)  # type: ignore[arg-type]
+        ctx.save_for_backward(firsts, packed, bounds, layout.bounds, out, lse, seeds)
+        ctx.longest, ctx.options = layout.longest, {k: v for k, v in options.items() if k != "seeds"}
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> Any:
+        from tunesmith.speedups.kernels.attention import attention_backward
+
+        firsts, packed, q_bounds, k_bounds, out, lse, seeds = ctx.saved_tensors
+        d_packed = torch.empty_like(packed)
+        if firsts is None:
+            d_firsts = None
+            (q, k, v), into = packed.unbind(1), d_packed.unbind(1)
+        else:
+            d_firsts = torch.empty_like(firsts)
+            q, (k, v), into = firsts, packed.unbind(1), (d_firsts, *d_packed.unbind(1))
+        attention_backward(
+            d_out.contiguous(),
+            q,
+            k,
+            v,
+            out,
+            lse,
+            into,
+            q_bounds,
+            k_bounds,
+            longest=ctx.longest,
+            seeds=seeds,
+            **ctx.options,
+        )
+        return d_firsts, d_packed, None, None, None, None, None, None
+
+
+def attend_fused(
+    firsts: torch.Tensor | None, packed: torch.Tensor, layout: Layout, *,
+    scale: float, drop: float, seeds: torch.Tensor, call: int, window: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """(tokens, heads, size) from `packed`, (tokens, 3, heads, size): query, key, value of every token.
+
+    With `firsts`, (stretches, heads, size), the queries are those of first tokens, and `packed` holds keys and values.
+    With `window` a token sees those at most so far from it.
+    """
+    window = binding(window, layout)
+    size = packed.shape[-1]
+    longest = LONGEST_OF_FEW if packed.shape[0] <= FEW_TOKENS else LONGEST_FUSED
+    if packed.device.type == "cuda" and has_triton() and layout.longest <= longest and size in (16, 32, 64, 128):
+        out: torch.Tensor = _Attention.apply(firsts, packed, layout, scale, drop, seeds, call, window)  # type: ignore[no-untyped-call]
+        return out
+    q, k, v = packed.unbind(1) if firsts is None else (firsts, *packed.unbind(1))
+    return attend_packed(q, k, v, layout, scale, drop, firsts is not None, window)
+
+
+LONGEST_BY_DISTANCE = 1024
+"""Longer rows have more scores than a program holds."""
+
+
+class _DistanceAttention(torch.autograd.Function):
+    """Rows side by side for the products alone; queries, keys and values are laid again for the backward pass, not kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, packed: torch.Tensor, as_keys: torch.Tensor | None, as_queries: torch.Tensor | None,
+        bias: torch.Tensor | None, layout: Layout, scale: float, drop: float, seeds: torch.Tensor, call: int,
+    ) -> torch.Tensor:  # fmt: skip
+        from tunesmith.speedups.kernels.attention import gather_stretches, spread_stretches, weigh_scores
+
+        q, k, v = spread_stretches(packed, layout.bounds, layout.longest).unbind(0)
+        near = _by_distance(packed, 0, as_keys), _by_distance(packed, 1, as_queries)
+        options = {"scale": scale, "drop": drop, "seeds": seeds, "call": call}
+        scores = q @ k.transpose(-1, -2)
+        plain, weights = weigh_scores(scores, *near, bias, layout.bounds, **options)  # type: ignore[arg-type]
+        ctx.save_for_backward(packed, as_keys, as_queries, plain, weights, seeds, layout.bounds)
+        ctx.options = {k: v for k, v in options.items() if k != "seeds"}
+        return gather_stretches((weights @ v).unsqueeze(0), layout.bounds, packed.shape[0]).squeeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> Any:
+        from tunesmith.speedups.kernels.attention import gather_stretches, spread_stretches, weigh_scores_backward
+
+        packed, as_keys, as_queries, plain, weights, seeds, bounds = ctx.saved_tensors
+        tokens, longest = packed.shape[0], plain.shape[-1]
+        q, k, v = spread_stretches(packed, bounds, longest).unbind(0)
+        d_rows = spread_stretches(d_out.contiguous().unsqueeze(1), bounds, longest)[0]
+        d_scores, d_by_key, d_by_query = weigh_scores_backward(
+            d_rows @ v.transpose(-1, -2), plain, bounds, tokens,
+            key=as_keys is not None, query=as_queries is not None, seeds=seeds, **ctx.options,
+        )  # fmt: skip
+        d_three = q.new_empty(3, *q.shape)
+        torch.matmul(d_scores, k, out=d_three[0])
+        torch.matmul(d_scores.transpose(-1, -2), q, out=d_three[1])
+        torch.matmul(weights.transpose(-1, -2), d_rows, out=d_three[2])
+        d_packed = gather_stretches(d_three, bounds, tokens)
+        d_keys = _to_table(d_packed, packed, 0, as_keys, d_by_key)
+        d_queries = _to_table(d_packed, packed, 1, as_queries, d_by_query)
+        d_bias = d_scores.sum(1, dtype=torch.float32) / ctx.options["scale"] if ctx.needs_input_grad[3] else None
+        return d_packed, d_keys, d_queries, d_bias, None, None, None, None, None
+
+
+def _by_distance(packed: torch.Tensor, kind: int, table: torch.Tensor | None) -> torch.Tensor | None:
+    """(heads, tokens, distances): queries (kind 0) or keys (1) of the tokens times the table of distances."""
+    return None if table is None else packed[:, kind].transpose(0, 1) @ table.transpose(1, 2)
+
+
+def _to_table(
+    d_packed: torch.Tensor, packed: torch.Tensor, kind: int, table: torch.Tensor | None, d_near: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The gradient of the table; that of the tokens is added where it belongs."""
+    if table is None or d_near is None:
+        return None
+    d_packed[:, kind] += (d_near @ table).transpose(0, 1)
+    return d_near.transpose(1, 2) @ packed[:, kind].transpose(0, 1)
+
+
+def attends_fused(packed: torch.Tensor, layout: Layout) -> bool:
+    """Whether the kernels take this batch."""
+    return packed.device.type == "cuda" and has_triton() and layout.longest <= LONGEST_BY_DISTANCE
+
+
+def attend_by_distance(
+    packed: torch.Tensor, layout: Layout, *, as_keys: torch.Tensor | None = None, as_queries: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, scale: float, drop: float, seeds: torch.Tensor, call: int,
+) -> torch.Tensor:  # fmt: skip
+    """(tokens, heads, size) from query, key and value of every token, (tokens, 3, heads, size).
+
+    Scores are (q k + q as_keys + k as_queries) * scale + bias. `as_keys` is (heads, 2 longest - 1, size), at longest - 1 - i + j
+    what the query at place i meets for the key at place j; `as_queries` at longest - 1 - j + i what that key meets for that
+    query; `bias` is (heads, longest, longest) in float32.
+    """
+    out: torch.Tensor = _DistanceAttention.apply(  # type: ignore[no-untyped-call]
+        packed.contiguous(), as_keys, as_queries, bias, layout, scale, drop, seeds, call
+    )
+    return out

@@ -17,7 +17,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.models.families import is_hooked, replaced_method
-from tunesmith.speedups.steady_tables import look_up
+from tunesmith.speedups.determinism import look_up
 
 
 class CutEmbedding(nn.Embedding):

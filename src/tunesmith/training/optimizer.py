@@ -19,7 +19,7 @@ from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.training.distributed import has_triton
 
 if TYPE_CHECKING:
-    from tunesmith.speedups.fused_stack import FusedStack
+    from tunesmith.speedups.fused import FusedStack
 
 Rate = float | torch.Tensor
 """A number, or where a captured step reads it from."""
@@ -48,7 +48,7 @@ def make_optimizer(
     nothing else writes weights between steps; else they are copied before each forward pass. `captured`: steps are captured,
     and the kernel pays without fused layers too.
     """
-    from tunesmith.config.convert import OPTIMIZERS  # with all that reads options; a Trainer makes its optimizer itself
+    from tunesmith.config.options import OPTIMIZERS
 
     place, options = OPTIMIZERS[optim]
     module, _, name = place.partition(":")
@@ -101,7 +101,7 @@ def attach_kernel(optimizer: Optimizer, layers: FusedStack | None) -> Any:
     copies = {} if layers is None else layers.copies
     if not _takes_kernel(optimizer, copies):
         return None
-    from tunesmith.speedups.adamw_kernel import OneKernelAdamW
+    from tunesmith.speedups.kernels.adamw import OneKernelAdamW
 
     vars(optimizer)[_KERNEL] = kernel = OneKernelAdamW(optimizer, copies)
     return kernel

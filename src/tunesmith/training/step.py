@@ -17,7 +17,8 @@ from torch import nn
 
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ResourceError
-from tunesmith.speedups.in_step import around_passes, decay_unused, free_memory, ready, replayed
+from tunesmith.speedups.step import around_passes, decay_unused, free_memory, replayed
+from tunesmith.speedups.verify import ready
 from tunesmith.training.optimizer import (
     Rate,
     apply_update,

@@ -17,10 +17,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from tunesmith.inference.batcher import Classifier
+from tunesmith.inference.batcher import Batcher, LoadedModels
 from tunesmith.inference.board import Board
-from tunesmith.inference.runs import RunIndex
-from tunesmith.inference.server import make_server, open_socket
+from tunesmith.inference.server import Listen, make_server, open_socket
 from tunesmith.labels import LabelMap
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import seal
@@ -100,9 +99,9 @@ class Served:
 
 def serve(root: Path, board: Any = None) -> Iterator[Served]:
     model = FakeModel()
-    made = board or Board(RunIndex(root), Classifier(lambda run: model, max_waiting=8))
+    made = board or Board(root, Batcher(LoadedModels(lambda run: model), max_waiting=8))
     listener = open_socket("127.0.0.1", 0)
-    server = make_server(made, listener=listener, token=TOKEN)
+    server = make_server(made, listener, Listen("127.0.0.1", 0, TOKEN))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     with mock.patch("tunesmith.inference.server.ARRIVED_SECONDS", 0.0):  # no client is left; test_workers.py drains one
         thread.start()

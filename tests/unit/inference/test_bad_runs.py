@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.inference.runs import RunIndex
+from tunesmith.inference.live_runs import RunIndex
 from tunesmith.runs.folder import RunDir
 
 STEP = (

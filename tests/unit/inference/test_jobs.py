@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith.errors import ResourceError
-from tunesmith.inference.runs import RunIndex, is_running, status_of, stop_run
+from tunesmith.inference.live_runs import RunIndex, is_running, status_of, stop_run
 from tunesmith.inference.security import load_token
 from tunesmith.runs.folder import RunDir
 
@@ -72,7 +72,7 @@ def test_a_lock_file_that_names_another_process_stops_nobody(tmp_path: Path, hol
 @pytest.mark.parametrize("pid", [0, 1, -1, os.getpid()], ids=["everything", "init", "all", "own"])
 def test_no_lock_file_can_aim_at_everything_at_init_or_at_the_board(tmp_path: Path, holder, pid: int) -> None:
     (tmp_path / ".lock").write_text(json.dumps({"pid": pid, "host": socket.gethostname()}))
-    with pytest.raises(ResourceError, match="not one to stop"):
+    with pytest.raises(ResourceError, match="cannot be stopped"):
         stop_run(RunDir(tmp_path))
     assert holder.poll() is None
 

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from tunesmith.errors import ConfigError
-from tunesmith.inference.batcher import Classifier
-from tunesmith.inference.bodies import BadRequest, Texts
-from tunesmith.inference.kept_models import load_run_predictor
+from tunesmith.inference.batcher import Batcher, LoadedModels, Prediction, Texts, load_run_predictor
+from tunesmith.inference.server import BadRequest
 from tunesmith.inference.service import PredictionService
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import write_sealed
@@ -29,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[2] / "browser"))
 @pytest.fixture
 def service(runs: Path, serving: SimpleNamespace) -> Iterator[Any]:
     model = serving.FakeModel()
-    made = PredictionService(RunDir(runs / "alpha"), Classifier(lambda run: model, max_waiting=128))
+    made = PredictionService(RunDir(runs / "alpha"), Batcher(LoadedModels(lambda run: model), max_waiting=128))
     yield from serving.serve(runs, made)
 
 
@@ -49,7 +48,7 @@ def test_health_knows_that_the_model_is_gone_or_changed(service: Any, runs: Path
     status, _, body = service.ask("GET", "/health")
     assert (status, json.loads(body)["error"]) == (503, "model/tunesmith.json cannot be read")
     shutil.rmtree(model)
-    assert json.loads(service.ask("GET", "/health")[2])["error"] == "model/ is gone"
+    assert json.loads(service.ask("GET", "/health")[2])["error"] == "model/ is missing"
     write_sealed(model, lambda folder: (folder / "tunesmith.json").write_text(facts), {})
     assert service.ask("GET", "/health")[0] == 200
     (model / "tunesmith.json").write_text(facts.replace("short", "slight"))
@@ -59,13 +58,13 @@ def test_health_knows_that_the_model_is_gone_or_changed(service: Any, runs: Path
 
 
 def test_a_run_without_a_model_is_refused_before_anything_listens(runs: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no finished model"):
+    with pytest.raises(ConfigError, match="contains no finished model"):
         PredictionService(RunDir(runs / "beta"))
 
 
 async def ask_once(port: int, k: int) -> tuple[int, int, Any]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps({"texts": ["x" * (k % 100)]}).encode()
+    body = json.dumps({"texts": ["x" * (1 + k % 99)]}).encode()
     head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {'t' * 43}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     writer.write(head.encode() + body)
@@ -94,7 +93,7 @@ def test_a_thousand_requests_at_once_are_each_answered_once(service: Any) -> Non
         assert status in (200, 429)
         if status == 200:
             good += 1
-            assert dict(data["results"][0]["scores"])["long"] == pytest.approx((k % 100) / 100, abs=1e-6)
+            assert dict(data["results"][0]["scores"])["long"] == pytest.approx((1 + k % 99) / 100, abs=1e-6)
         else:
             assert retry
     assert good > 100
@@ -132,8 +131,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return make_run(tmp_path_factory.mktemp("trained") / "run", 0)
 
 
-def shares(results: list[dict[str, Any]]) -> list[list[float]]:
-    return [[share for _, share in result["scores"]] for result in results]
+def shares(results: list[Prediction]) -> list[list[float]]:
+    return [list(result.probabilities.values()) for result in results]
 
 
 TEXTS = [" ".join(["the film was", word, *["very"] * k]) for k, word in enumerate(["good", "bad", "fine", "poor"] * 4)]
@@ -142,40 +141,40 @@ TEXTS = [" ".join(["the film was", word, *["very"] * k]) for k, word in enumerat
 def test_batched_equals_unbatched(trained: RunDir) -> None:
     predictor = load_run_predictor(trained)
     alone = np.array([predictor.probabilities([text])[0] for text in TEXTS])
-    classifier = Classifier(lambda run: predictor)
+    batcher = Batcher(LoadedModels(lambda run: predictor))
 
-    async def together() -> list[list[dict[str, Any]]]:
-        return await asyncio.gather(*(classifier.classify(trained, Texts((text,), None)) for text in TEXTS))
+    async def together() -> list[list[Prediction]]:
+        return await asyncio.gather(*(batcher.classify(trained, Texts((text,), None)) for text in TEXTS))
 
     found = np.array([shares(results)[0] for results in asyncio.run(together())])
-    classifier.close()
+    batcher.close()
     np.testing.assert_allclose(found, alone, atol=1e-5)
     assert (found.argmax(axis=1) == alone.argmax(axis=1)).all()
 
 
 def test_a_model_that_was_replaced_is_loaded_again(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 0)
-    classifier = Classifier()
+    batcher = Batcher()
 
     def ask() -> list[list[float]]:
-        return shares(asyncio.run(classifier.classify(run, Texts(tuple(TEXTS[:2]), None))))
+        return shares(asyncio.run(batcher.classify(run, Texts(tuple(TEXTS[:2]), None))))
 
     before = ask()
     assert ask() == before
     make_run(tmp_path / "run", 1)
     after = ask()
-    classifier.close()
+    batcher.close()
     assert after != before
 
 
 def test_a_pair_for_a_model_of_single_texts_is_refused(trained: RunDir) -> None:
-    classifier = Classifier()
-    with pytest.raises(BadRequest, match="reads 1 text"):
-        asyncio.run(classifier.classify(trained, Texts(("a",), ("b",))))
-    classifier.close()
+    batcher = Batcher()
+    with pytest.raises(BadRequest, match="expects 1 text"):
+        asyncio.run(batcher.classify(trained, Texts(("a",), ("b",))))
+    batcher.close()
 
 
-def test_one_classifier_serves_many_threads_of_callers(service: Any) -> None:
+def test_one_batcher_serves_many_threads_of_callers(service: Any) -> None:
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda k: service.post("/predict", {"texts": ["y" * k]}), range(1, 61)))
     assert [round(100 * dict(answer["results"][0]["scores"])["long"]) for status, answer in found if status == 200] == [

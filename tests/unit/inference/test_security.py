@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tunesmith.inference.board import Board
-from tunesmith.inference.runs import RunIndex
+from tunesmith.inference.live_runs import RunIndex
 from tunesmith.runs.folder import RunDir
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
 READING = ("GET", "HEAD")
-ROUTES = [(route.path, route.methods) for route in Board(RunIndex(Path("."))).routes()]
+ROUTES = [(route.path, route.methods) for route in Board(Path(".")).routes()]
 ATTACKS = (
     "evil host",
     "no host port",
@@ -120,8 +120,8 @@ def test_a_bearer_token_needs_no_origin_since_no_page_can_send_it_unasked(served
 
 def test_the_address_with_the_token_becomes_a_strict_cookie_and_leaves_the_address_bar(served) -> None:
     host = {"Host": f"localhost:{served.port}"}
-    status, found, _ = served.ask("GET", f"/runs/alpha?token={'t' * 43}&x=1", headers=host)
-    assert (status, found["location"]) == (303, "/runs/alpha?x=1")
+    status, found, body = served.ask("GET", f"/runs/alpha?token={'t' * 43}&x=1", headers=host)
+    assert (status, found["location"], body) == (303, "/runs/alpha?x=1", b"")
     for word in ("HttpOnly", "SameSite=Strict", "Path=/", f"tunesmith-{served.port}="):
         assert word in found["set-cookie"]
     assert served.ask("GET", "/?token=wrong", headers=host)[0] == 401

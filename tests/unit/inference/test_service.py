@@ -1,4 +1,4 @@
-"""The prediction service as an operator and a client see it: dialects, limits, counters, keys, reload, the end."""
+"""The prediction service as an operator and a client see it: bodies, limits, counters, keys, reload, the end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from tunesmith.inference import batcher as tryit
-from tunesmith.inference.batcher import Classifier, Overloaded
-from tunesmith.inference.bodies import BadRequest, Texts, answer_in_form, parse_question
+from tunesmith.inference import batcher as batcher_module
+from tunesmith.inference.batcher import Batcher, LoadedModels, Overloaded, Prediction, Texts
 from tunesmith.inference.security import key_file, token_file
-from tunesmith.inference.service import PredictionService
-from tunesmith.labels import LabelMap, Task
+from tunesmith.inference.server import BadRequest
+from tunesmith.inference.service import PredictionService, parse_request
+from tunesmith.labels import LabelMap
 from tunesmith.runs.folder import RunDir
 
 LABELS = LabelMap.for_classes(["short", "long"])
@@ -33,7 +33,7 @@ def fake(serving: SimpleNamespace) -> Any:
 
 @pytest.fixture
 def service(runs: Path, serving: SimpleNamespace, fake: Any) -> Iterator[Any]:
-    made = PredictionService(RunDir(runs / "alpha"), Classifier(lambda run: fake, max_waiting=4))
+    made = PredictionService(RunDir(runs / "alpha"), Batcher(LoadedModels(lambda run: fake), max_waiting=4))
     yield from serving.serve(runs, made)
 
 
@@ -43,15 +43,11 @@ def service(runs: Path, serving: SimpleNamespace, fake: Any) -> Iterator[Any]:
         ({"text": "a"}, ("a",), None),
         ({"text": "a", "text_pair": "b"}, ("a",), ("b",)),
         ({"texts": ["a", "b"], "top_k": 1.0, "raw_scores": True}, ("a", "b"), None),
-        ({"inputs": "a"}, ("a",), None),
-        ({"inputs": ["a", "b"]}, ("a",), ("b",)),
-        ({"inputs": [["a"], ["b"]], "truncate": True}, ("a", "b"), None),
-        ({"inputs": [["a", "b"], ["c", "d"]]}, ("a", "c"), ("b", "d")),
     ],
 )
-def test_both_dialects_are_read(body: Any, texts: Any, pairs: Any) -> None:
-    question = parse_question(body)
-    assert (question.given.texts, question.given.pairs) == (texts, pairs)
+def test_predict_bodies_are_parsed(body: Any, texts: Any, pairs: Any) -> None:
+    wanted = parse_request(body)
+    assert (wanted.given.texts, wanted.given.pairs) == (texts, pairs)
 
 
 @pytest.mark.parametrize(
@@ -67,17 +63,15 @@ def test_both_dialects_are_read(body: Any, texts: Any, pairs: Any) -> None:
         {"texts": ["a"], "raw_scores": 1},
         {"texts": ["a"], "other": 1},
         {"text": 3},
-        {"inputs": []},
-        {"inputs": ["a", "b", "c"]},
-        {"inputs": [["a"], ["b", "c"]]},
-        {"inputs": [[]]},
-        {"inputs": {"a": 1}},
-        {"inputs": "a", "top_k": 1},
+        {"text": ""},
+        {"texts": ["a", " \n"]},
+        {"texts": ["a"], "pairs": [""]},
+        {"inputs": "a"},
     ],
 )
-def test_what_is_no_question_is_refused(body: Any) -> None:
+def test_invalid_predict_bodies_are_refused(body: Any) -> None:
     with pytest.raises(BadRequest) as refused:
-        parse_question(body)
+        parse_request(body)
     assert refused.value.status == 422
 
 
@@ -90,22 +84,8 @@ def test_scores_are_sorted_cut_and_raw_as_asked(service: Any) -> None:
     ]
     raw = service.post("/predict", {"text": long, "raw_scores": True})[1]["results"][0]["scores"]
     assert raw[0] == ["long", pytest.approx(-0.2231, abs=1e-3)]
-    assert service.post("/predict", {"inputs": long})[1][0] == {"score": pytest.approx(0.8), "label": "long"}
-    rows = service.post("/predict", {"inputs": [[long], ["y"]]})[1]
-    assert [row[0]["label"] for row in rows] == ["long", "short"]
-    status, refusal = service.post("/predict", {"inputs": ["a", "b"]})
-    assert (status, "reads 1 text" in refusal["error"]) == (422, True)
-
-
-def test_a_number_and_several_labels_have_a_form_of_their_own() -> None:
-    number = LabelMap(("stars",), Task.REGRESSION)
-    one = {"label": 3.5, "scores": [], "logits": [3.5], "labels": number}
-    assert answer_in_form(parse_question({"text": "a"}), [one]) == {"results": [{"label": 3.5, "scores": []}]}
-    assert answer_in_form(parse_question({"inputs": "a"}), [one]) == [{"score": 3.5, "label": "stars"}]
-    many = LabelMap(("a", "b", "c"), Task.MULTILABEL)
-    one = {"label": ["a", "c"], "scores": [["a", 0.9], ["b", 0.1], ["c", 0.8]], "logits": [2.2, -2.2, 1.4]}
-    found = answer_in_form(parse_question({"text": "a", "top_k": 2}), [{**one, "labels": many}])
-    assert found == {"results": [{"label": ["a", "c"], "scores": [["a", 0.9], ["c", 0.8]]}]}
+    status, refusal = service.post("/predict", {"text": "a", "text_pair": "b"})
+    assert (status, "expects 1 text" in refusal["error"]) == (422, True)
 
 
 def test_a_full_queue_is_429_with_retry_after_and_nothing_accepted_is_lost(service: Any, fake: Any) -> None:
@@ -131,32 +111,36 @@ def test_a_full_queue_is_429_with_retry_after_and_nothing_accepted_is_lost(servi
 
 
 def test_ready_metrics_info_and_the_description(service: Any, runs: Path) -> None:
+    service.board.ready = False
     assert service.ask("GET", "/ready")[0] == 503
     service.board.load()
     assert json.loads(service.ask("GET", "/ready")[2]) == {"ready": True}
     service.post("/predict", {"texts": ["a", "b"]})
     service.post("/predict", {"texts": 1})
     text = service.ask("GET", "/metrics")[2].decode()
-    assert 'tunesmith_requests_total{route="/predict",status="200"} 1\n' in text
-    assert 'tunesmith_requests_total{route="/predict",status="422"} 1\n' in text
-    assert "tunesmith_rows_total 2\n" in text
-    assert "tunesmith_predict_seconds_count 1\n" in text
+    assert 'tunesmith_requests_total{route="/predict",status="200"} 1.0\n' in text
+    assert 'tunesmith_requests_total{route="/predict",status="422"} 1.0\n' in text
+    assert "tunesmith_rows_total 2.0\n" in text
+    assert "tunesmith_predict_seconds_count 1.0\n" in text
     info = json.loads(service.ask("GET", "/info")[2])
-    assert info["model_type"]["classifier"]["id2label"] == {"0": "short", "1": "long"}
+    assert info["id2label"] == {"0": "short", "1": "long"}
     document = json.loads(service.ask("GET", "/openapi.json")[2])
     assert {"/predict", "/health", "/ready", "/metrics"} <= document["paths"].keys()
     predict = document["paths"]["/predict"]["post"]
     forms = predict["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
-    assert [form["required"] for form in forms] == [["texts"], ["text"], ["inputs"]]
+    assert [form["required"] for form in forms] == [["texts"], ["text"]]
     assert {"200", "401", "413", "415", "422", "429", "503"} <= predict["responses"].keys()
     assert b"POST /predict" in service.ask("GET", "/docs")[2]
 
 
-def test_every_route_needs_the_key_and_it_is_not_the_boards(service: Any) -> None:
+def test_every_route_except_the_docs_needs_the_key(service: Any) -> None:
     bare = {"Host": f"127.0.0.1:{service.port}"}
-    for path in ("/health", "/ready", "/metrics", "/info", "/openapi.json", "/docs"):
+    for path in ("/health", "/ready", "/metrics", "/info"):
         status, _, body = service.ask("GET", path, headers=bare)
         assert (status, b"Bearer KEY" in body) == (401, True)
+    for path in ("/openapi.json", "/docs"):  # `serve` prints a link to it
+        assert service.ask("GET", path, headers=bare)[0] == 200
+        assert service.ask("GET", path, headers={"Host": "evil.example"})[0] == 421
     assert key_file() != token_file()
 
 
@@ -168,74 +152,74 @@ def test_the_log_has_status_and_time_but_no_text(service: Any, caplog: pytest.Lo
     assert "secret" not in caplog.text
 
 
-def ask(classifier: Classifier, run: RunDir, *texts: str) -> list[dict[str, Any]]:
-    return asyncio.run(classifier.classify(run, Texts(texts, None)))
+def ask(batcher: Batcher, run: RunDir, *texts: str) -> list[Prediction]:
+    return asyncio.run(batcher.classify(run, Texts(texts, None)))
 
 
 def test_batches_are_counted_in_tokens_and_a_long_request_does_not_hold_the_short_ones(
     runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tryit, "BATCH_TOKENS", (100, 100))
-    classifier = Classifier(lambda run: fake)
+    monkeypatch.setattr(batcher_module, "BATCH_TOKENS", (100, 100))
+    batcher = Batcher(LoadedModels(lambda run: fake))
     run = RunDir(runs / "alpha")
     fake.wait.clear()
 
     async def together() -> None:
-        first = asyncio.create_task(classifier.classify(run, Texts(("a",), None)))
+        first = asyncio.create_task(batcher.classify(run, Texts(("a",), None)))
         await asyncio.sleep(0.3)  # its batch has begun; the fake model takes a character for a token
-        others = [classifier.classify(run, Texts(("x" * size,), None)) for size in (40, 40, 40, 300, 10, 90)]
+        others = [batcher.classify(run, Texts(("x" * size,), None)) for size in (40, 40, 40, 300, 10, 90)]
         waiting = asyncio.gather(first, *others)
         await asyncio.sleep(0.3)
         fake.wait.set()
-        shares = [result[0]["scores"][1][1] for result in await waiting]
+        shares = [result[0].probabilities["long"] for result in await waiting]
         assert shares == pytest.approx([0.01, 0.4, 0.4, 0.4, 1.0, 0.1, 0.9], abs=1e-6)
 
     asyncio.run(together())
-    classifier.close()
+    batcher.close()
     assert fake.batches == [1, 2, 1, 1, 2]
 
 
 def test_more_text_than_can_be_answered_in_time_is_refused_at_once(runs: Path, fake: Any) -> None:
-    classifier = Classifier(lambda run: fake)
+    batcher = Batcher(LoadedModels(lambda run: fake))
     run = RunDir(runs / "alpha")
-    ask(classifier, run, "a")
-    classifier._char_seconds = 1.0
+    ask(batcher, run, "a")
+    batcher._char_seconds = 1.0
     fake.wait.clear()
 
     async def later() -> int:
-        first = asyncio.create_task(classifier.classify(run, Texts(("x" * 45,), None)))
+        first = asyncio.create_task(batcher.classify(run, Texts(("x" * 45,), None)))
         await asyncio.sleep(0.1)
         with pytest.raises(Overloaded) as refused:
-            await classifier.classify(run, Texts(("y",), None))
+            await batcher.classify(run, Texts(("y",), None))
         fake.wait.set()
         await first
         return refused.value.seconds
 
     assert asyncio.run(later()) == 45
-    classifier.close()
+    batcher.close()
 
 
 def test_a_slow_first_batch_does_not_refuse_what_comes_after_it(
     runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    classifier = Classifier(lambda run: fake)
+    batcher = Batcher(LoadedModels(lambda run: fake))
     run = RunDir(runs / "alpha")
     clock = iter([0.0, 5.0, 5.0, 5.001])
-    monkeypatch.setattr(tryit.time, "perf_counter", lambda: next(clock))
-    ask(classifier, run, "a")
-    assert classifier._char_seconds == 0.0
-    ask(classifier, run, "abcd")
-    assert 4 * classifier._char_seconds == pytest.approx(0.001)
-    classifier.close()
+    monkeypatch.setattr(batcher_module.time, "perf_counter", lambda: next(clock))
+    ask(batcher, run, "a")
+    assert batcher._char_seconds == 0.0
+    ask(batcher, run, "abcd")
+    assert 4 * batcher._char_seconds == pytest.approx(0.001)
+    batcher.close()
 
 
 def test_a_folder_that_is_away_between_two_renames_costs_no_request(runs: Path, fake: Any, tmp_path: Path) -> None:
     run = RunDir(shutil.copytree(runs / "alpha", tmp_path / "alpha"))
-    classifier = Classifier(lambda _: fake, reload_aside=True)
-    ask(classifier, run, "a")
+    batcher = Batcher(LoadedModels(lambda _: fake, reload_in_background=True))
+    ask(batcher, run, "a")
     run.model.rename(tmp_path / "old")
-    assert ask(classifier, run, "a")[0]["label"] == "short"
-    classifier.close()
+    assert ask(batcher, run, "a")[0].label == "short"
+    batcher.close()
 
 
 def test_a_replaced_model_is_loaded_aside_while_the_old_one_answers(
@@ -251,10 +235,10 @@ def test_a_replaced_model_is_loaded_aside_while_the_old_one_answers(
         models.append(serving.FakeModel())
         return models[-1]
 
-    classifier = Classifier(load, reload_aside=True, on_reload=reloads.append)
+    batcher = Batcher(LoadedModels(load, reload_in_background=True, on_reload=reloads.append))
 
     def ask_one() -> None:
-        assert ask(classifier, run, "abc")[0]["label"] == "short"
+        assert ask(batcher, run, "abc")[0].label == "short"
 
     ask_one()
     facts = run.model / "tunesmith.json"
@@ -267,4 +251,4 @@ def test_a_replaced_model_is_loaded_aside_while_the_old_one_answers(
         time.sleep(0.01)
     ask_one()
     assert (reloads, models[1].batches) == ([None], [1])
-    classifier.close()
+    batcher.close()

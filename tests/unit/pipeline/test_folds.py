@@ -15,7 +15,7 @@ import pytest
 from tiny_model import sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.metrics.calibration import MovedThresholds

@@ -60,18 +60,3 @@ def test_nothing_that_a_repository_configures_is_run(
     canary.unlink(missing_ok=True)  # git itself may have run it just now
     describe_environment()
     assert not canary.exists()
-
-
-@pytest.mark.parametrize(
-    "head", [b"", b"ref: ../../secret", b"ref: refs/heads/../../../secret", b"\xff\xfe", b"x" * 9000]
-)
-def test_a_head_that_git_did_not_write_names_no_commit(repository: Path, head: bytes) -> None:
-    (repository.parent / "secret").write_text("1" * 40)
-    (repository / ".git" / "HEAD").write_bytes(head)
-    assert current_commit(repository) is None
-
-
-def test_a_pipe_as_head_does_not_wait(repository: Path) -> None:
-    (repository / ".git" / "HEAD").unlink()
-    os.mkfifo(repository / ".git" / "HEAD")
-    assert current_commit(repository) is None

@@ -13,11 +13,10 @@ from torch import nn
 from conftest import tiny_bert
 from tunesmith.data.batches import Batch, Padding, pin_batch, tensors_of
 from tunesmith.errors import ConfigError
-from tunesmith.speedups import graphs
-from tunesmith.speedups.fingerprint import Fingerprint
-from tunesmith.speedups.graphs import StepGraphs
+from tunesmith.speedups import cuda_graphs
+from tunesmith.speedups.apply import apply_speedups
+from tunesmith.speedups.cuda_graphs import Fingerprint, StepGraphs
 from tunesmith.speedups.packing import Packing, bucket_of
-from tunesmith.speedups.strategies import choose_strategies
 from tunesmith.training.checkpoint import pack_optimizer, unpack_optimizer
 
 CPU = torch.device("cpu")
@@ -39,7 +38,7 @@ class Recorder(StepGraphs):
 
     def _capture(self, batches: Any, body: Any) -> Any:
         self.captures += 1
-        fixed = [graphs._place(batch, CPU) for batch in batches]
+        fixed = [cuda_graphs._place(batch, CPU) for batch in batches]
         recorder = self
 
         class Graph:
@@ -47,7 +46,7 @@ class Recorder(StepGraphs):
                 values = [t.clone() for batch in fixed for t in tensors_of(batch)]
                 recorder.replays.append((float(recorder._rate), float(recorder._factor), values))
 
-        return graphs._Captured(Graph(), fixed, torch.tensor([1.0, 2.0, 0.0]))
+        return cuda_graphs._Captured(Graph(), fixed, torch.tensor([1.0, 2.0, 0.0]))
 
 
 def no_body(*_: Any) -> torch.Tensor:
@@ -110,7 +109,7 @@ def test_padded_batches_and_a_capture_given_up_run_as_they_are() -> None:
 
 
 def test_no_more_graphs_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST", 1)
+    monkeypatch.setattr(cuda_graphs, "MOST", 1)
     steps = Recorder()
     for batch in (make_batch(5, 9), make_batch(60, 60)):
         steps.run((batch,), 0.1, 1.0, no_body)
@@ -151,8 +150,8 @@ def test_copies_of_weights_are_looked_after_before_every_replay() -> None:
 
 def test_what_needs_a_gpu_is_refused_by_name_without_one_and_not_missed() -> None:
     with pytest.raises(ConfigError, match="--cuda_graphs on is not possible: they are for a GPU"):
-        choose_strategies(tiny_bert(), None, Padding(), device=CPU, cuda_graphs="on")
-    assert choose_strategies(tiny_bert(), None, Padding(), device=CPU).notes == ()
+        apply_speedups(tiny_bert(), None, Padding(), device=CPU, cuda_graphs="on")
+    assert apply_speedups(tiny_bert(), None, Padding(), device=CPU).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -162,5 +161,5 @@ def test_what_needs_a_gpu_is_refused_by_name_without_one_and_not_missed() -> Non
 def test_rows_of_similar_length_share_a_batch_where_that_saves_something(
     device: str, pack_rows: Any, order: str
 ) -> None:
-    chosen = choose_strategies(tiny_bert(), None, Padding(), device=CPU, pack_rows=pack_rows)
+    chosen = apply_speedups(tiny_bert(), None, Padding(), device=CPU, pack_rows=pack_rows)
     assert chosen.best_order(torch.device(device)) == order

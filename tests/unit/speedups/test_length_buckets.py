@@ -12,8 +12,7 @@ import transformers
 
 from conftest import tiny_bert
 from tunesmith.data.batches import Batch, Padding
-from tunesmith.speedups.graphs import StepGraphs
-from tunesmith.speedups.packing import bucketed, is_too_wide, no_host_randomness, why_not_captured
+from tunesmith.speedups.cuda_graphs import StepGraphs, bucketed, is_too_wide, no_host_randomness, why_not_captured
 
 SIZES = {
     "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,

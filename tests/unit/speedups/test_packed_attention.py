@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tunesmith.speedups.attention import attend_by_mask, attend_by_padding
-from tunesmith.speedups.packing import Layout, pack
+from tunesmith.speedups.packing import Layout, attend_by_mask, attend_by_padding, pack
 
 
 @pytest.mark.parametrize("first_only", [False, True])

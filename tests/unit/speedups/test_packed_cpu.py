@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tunesmith.speedups import packed_cpu
-from tunesmith.speedups.attention import attend_by_mask
-from tunesmith.speedups.packed_cpu import attend_on_cpu
-from tunesmith.speedups.packing import Layout
+from tunesmith.speedups import packing
+from tunesmith.speedups.packing import Layout, attend_by_mask, attend_on_cpu
 
 HEADS, SIZE = 3, 4
 
@@ -106,7 +104,7 @@ def test_gradients_with_dropout_belong_to_the_mask_that_was_drawn(monkeypatch: p
     lengths = (2, 5, 5)
     torch.manual_seed(3)
     mask = (torch.rand(HEADS * len(lengths) * max(lengths) ** 2) > 0.3).double()
-    monkeypatch.setattr(packed_cpu, "draw_keep_mask", lambda like, drop: mask[: like.numel()])
+    monkeypatch.setattr(packing, "draw_keep_mask", lambda like, drop: mask[: like.numel()])
     inputs = tensors(lengths, False)
     assert torch.autograd.gradcheck(
         lambda q, k, v: attend_on_cpu(q, k, v, layout_for(lengths), 0.7, 0.3, False), inputs

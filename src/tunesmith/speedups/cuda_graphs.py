@@ -1,0 +1,342 @@
+"""Whole optimizer steps as CUDA graphs: one launch a step, one graph for each shape of window."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tunesmith.data.batches import Batch, Padding, tensors_of, views_of, with_tensors
+from tunesmith.errors import short_text
+from tunesmith.models.families import hook_tables, is_watched, why_not_original
+from tunesmith.speedups.packing import Layout
+
+log = logging.getLogger(__name__)
+
+Body = Callable[[list[Batch], torch.Tensor, torch.Tensor], torch.Tensor]
+"""(micro-batches on the device, learning rate, factor of the summed loss) -> the step's numbers, after the update."""
+Shape = tuple[Any, ...]
+
+MOST = 48
+"""Captures of a run. Each graph holds the nodes of a step (some MB on the host); all share one pool of device memory."""
+
+
+_REFUSED = (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError)
+"""What a capture ends with where a step does what cannot be captured."""
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: Any
+    batches: list[Batch]
+    numbers: torch.Tensor
+
+
+class StepGraphs:
+    """Captures a step when its shape comes for the second time; the first runs as it is and warms everything up.
+
+    A captured step reads its batch, rate and factor from fixed places on the device and draws its dropout from torch's
+    generator as it is seeded before the replay, so a step gives the same bits captured or not, and resumes exactly.
+    """
+
+    def __init__(self, device: torch.device, before: Callable[[], None] | None = None, *, padded: bool = False) -> None:
+        self._device, self._padded = device, padded
+        self.before = [] if before is None else [before]
+        """Called before every replay."""
+        self._around: Hashable = None
+        self._pool: Any = None
+        self._seen: Counter[Shape] = Counter()
+        self._captures = 0
+        self._graphs: dict[Shape, _Captured] = {}
+        self._rate = torch.zeros((), dtype=torch.float64, device=device)
+        self._factor = torch.zeros((), device=device)
+        self.off = False
+        """Set after a capture that failed; steps run uncaptured from then on."""
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(
+        self, batches: tuple[Batch, ...], rate: float, factor: float, body: Body, around: Hashable = ()
+    ) -> torch.Tensor | None:
+        """The numbers of the step, replayed; None when it is to be run uncaptured, as always while `around` is None.
+
+        `around` is what the body has built in: what was captured before it changed is of no use any more.
+        """
+        shape = tuple(_shape_of(batch, padded=self._padded) for batch in batches)
+        if self.off or None in shape or around is None:
+            return None
+        if around != self._around:
+            self._around = around
+            self._seen.clear()
+            self.close()
+        captured = self._graphs.get(shape)
+        if captured is None:
+            self._seen[shape] += 1
+            if self._captures >= MOST or self._seen[shape] < 2:
+                return None
+            captured = self._capture(batches, body)
+            if captured is None:
+                return None
+            self._captures += 1
+            self._graphs[shape] = captured
+        for prepare in self.before:
+            prepare()
+        self._rate.fill_(rate)
+        self._factor.fill_(factor)
+        for fixed, batch in zip(captured.batches, batches, strict=True):
+            _copy_into(fixed, batch)
+        captured.graph.replay()
+        return captured.numbers.clone()
+
+    def _capture(self, batches: tuple[Batch, ...], body: Body) -> _Captured | None:
+        fixed = [_place(batch, self._device) for batch in batches]
+        numbers = torch.zeros(3, device=self._device)
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            with _capturing(graph, self._pool):
+                numbers.copy_(body(fixed, self._rate, self._factor))
+        except _REFUSED as error:
+            self._recover()
+            log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", _reason(error))
+            return None
+        return _Captured(graph, fixed, numbers)
+
+    def let_go(self) -> bool:
+        """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""
+        if not self._graphs:
+            return False
+        log.warning("out of memory: the captured steps are released, and steps run uncaptured, which needs less")
+        self.off = True
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Gives back what captured steps hold."""
+        if self._graphs and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._graphs.clear()
+        self._pool = None
+
+    def _recover(self) -> None:
+        """Leave the device as if nothing had been captured; the generator of a broken capture would refuse to draw."""
+        self._graphs.clear()
+        self._pool = None  # torch takes nothing from a pool whose graphs are all gone
+        torch.cuda.synchronize()
+        fresh = torch.Generator(device=self._device)
+        torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(fresh)
+        self.off = True
+
+
+_READS = ("cudaErrorStreamCapture", "Cannot copy between CPU and CUDA tensors")
+
+
+def _reason(error: BaseException) -> str:
+    """Why a capture was refused. What torch and CUDA say of a read names neither the model nor the read."""
+    if any(text in str(error) for text in _READS):
+        return "the model reads values back from the GPU in the middle of a step"
+    return short_text(error)
+
+
+@contextmanager
+def _capturing(graph: Any, pool: Any) -> Iterator[None]:
+    """Python frees no cycles inside: pinned memory of an earlier run, freed in the middle of a capture, would record its event
+    in the captured stream, and every later use of pinned memory would ask that event in vain. Other threads continue (batches
+    are pinned, checkpoints copied): only this one must not touch the device."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        with (
+            warnings.catch_warnings(),
+            no_host_randomness(),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # of a capture that broke off at its beginning
+            yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _shape_of(batch: Batch, *, padded: bool = False) -> Shape | None:
+    """What must be equal for two batches to share a graph; None for a batch that is not packed, unless `padded`."""
+    layout = batch.inputs.get("layout")
+    if batch.labels is None or not (padded or isinstance(layout, Layout)):
+        return None
+    tensors = [(n, tuple(t.shape), t.dtype) for n, t in sorted(batch.inputs.items()) if isinstance(t, torch.Tensor)]
+    if len(tensors) + isinstance(layout, Layout) != len(batch.inputs):
+        return None
+    labels = (tuple(batch.labels.shape), batch.labels.dtype)
+    if not isinstance(layout, Layout):
+        return (*tensors, labels)
+    return (*tensors, labels, layout.longest, tuple(layout.bounds.shape), tuple(layout.order.shape))
+
+
+def _place(batch: Batch, device: torch.device) -> Batch:
+    """A batch of the same shapes on the device, with memory of its own."""
+    tensors = tensors_of(batch)
+    if batch.block is None:
+        return with_tensors(batch, [tensor.to(device, copy=True) for tensor in tensors])
+    block = batch.block.to(device)
+    return with_tensors(batch, views_of(block, tensors), block=block)
+
+
+def _copy_into(fixed: Batch, batch: Batch) -> None:
+    """The batch's values in the memory that a graph reads."""
+    if fixed.block is not None and batch.block is not None:
+        fixed.block.copy_(batch.block, non_blocking=True)
+        return
+    for place, value in zip(tensors_of(fixed), tensors_of(batch), strict=True):
+        place.copy_(value, non_blocking=True)
+
+
+class LengthBuckets:
+    """The strategy as applied to one run: whether batches are padded to one of few widths."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+    def enable(self) -> None:
+        """Few widths."""
+        self.on = True
+
+    def disable(self) -> None:
+        """Each batch as wide as its longest row."""
+        self.on = False
+
+
+@dataclass(frozen=True)
+class BucketPadding(Padding):
+    """Pads to a multiple that grows with the length, never beyond the longest row of the data: positions end somewhere."""
+
+    longest: int = 0
+    switch: LengthBuckets = field(default_factory=LengthBuckets)
+
+    def width(self, longest: int) -> int:
+        """Columns of a batch whose longest row has `longest` tokens."""
+        if not self.switch.on:
+            return longest
+        multiple = 16 if longest <= 128 else 32 if longest <= 256 else 64
+        return max(longest, min(-(-longest // multiple) * multiple, self.longest))
+
+
+def bucketed(padding: Padding, longest: int) -> BucketPadding:
+    """The same padding, in buckets."""
+    return BucketPadding(padding.pad_token_id, padding.pad_token_type_id, padding.side, longest=longest)
+
+
+def is_too_wide(batch: Batch) -> bool:
+    """Whether a padded batch has columns that no row reaches."""
+    mask = batch.inputs.get("attention_mask")
+    return isinstance(mask, torch.Tensor) and not (bool(mask[:, 0].any()) and bool(mask[:, -1].any()))
+
+
+def why_not_captured(model: nn.Module) -> str | None:
+    """Why padded steps of this model are not captured; None where they can be tried.
+
+    Code of the user's may do what a replay would not repeat. transformers' own does so in two ways: it waits for the device,
+    which ends the capture, or it draws on the host, which `no_host_randomness` notices.
+    """
+    if not type(model).__module__.startswith("transformers.models."):
+        return f"{type(model).__name__} is not a class of transformers, and may do on the host what a replay would leave out"
+    if getattr(model, "is_gradient_checkpointing", False):
+        return "gradient checkpointing repeats layers"
+    return why_not_original(model, ())
+
+
+@contextmanager
+def no_host_randomness() -> Iterator[None]:
+    """Raises a RuntimeError if random numbers were drawn on the host inside: a captured step would never draw them again."""
+    before = _host_generators()
+    yield
+    if _host_generators() != before:
+        raise RuntimeError("the step draws random numbers on the host")
+
+
+def _host_generators() -> tuple[bytes, str, str]:
+    """Where Python's, NumPy's and torch's generators on the host stand."""
+    return torch.get_rng_state().numpy().tobytes(), repr(random.getstate()), repr(np.random.get_state())
+
+
+STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_SETTINGS = ("weight_decay", "betas", "eps", "amsgrad", "maximize")
+REQUIRES_GRAD, DTYPE = attrgetter("requires_grad"), attrgetter("dtype")
+HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
+"""What sees the gradient of a parameter as soon as it is there (`is_hooked`); read for all of them before every step."""
+
+
+class Fingerprint:
+    """Of a model and its optimizer, taken before each step: a replay would not notice what they have become."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._places, self._moves = list[int](), 0
+        self._list_modules()
+
+    def _list_modules(self) -> None:
+        self._modules = list(self._model.modules())
+        self._attributes = [vars(module) for module in self._modules]
+        self._inside = [module._modules for module in self._modules]
+        self._tables = [module._parameters for module in self._modules]
+        self._hooks = hook_tables(self._modules)
+        self._dropouts = [m for m in self._modules if isinstance(m, nn.Dropout)]
+        self._shares = [(a, n) for a in self._attributes for n, v in a.items() if "drop" in n and isinstance(v, float)]
+        self._children = self._child_ids()
+
+    def _child_ids(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(dict.values, self._inside))))
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for p in chain.from_iterable(map(dict.values, self._tables)) if p is not None]
+
+    def of_model(self) -> Hashable:
+        """Equal as long as the model is the one that the speed-ups were proved on: its parts, their classes and hooks."""
+        if self._child_ids() != self._children:
+            self._list_modules()
+        parts = (*map(id, self._modules), *map(id, map(type, self._modules)))
+        forwards = tuple(id(a["forward"]) for a in self._attributes if "forward" in a)
+        hooks = tuple(id(hook) for table in filter(None, self._hooks) for hook in table.values())
+        parameters = self._parameters()
+        trained = (*map(id, parameters), *map(REQUIRES_GRAD, parameters), *map(DTYPE, parameters))
+        config = getattr(self._model, "config", None)
+        asked = ("_attn_implementation", "output_hidden_states", "output_attentions")
+        return parts, forwards, hooks, trained, tuple(getattr(config, name, None) for name in asked)
+
+    def of_step(self) -> Hashable | None:
+        """Equal as long as a captured step still does what it would do uncaptured; None while a hook is called inside one."""
+        parameters = self._parameters()
+        of_optimizer = [getattr(self._optimizer, name) for name in STEP_HOOKS if hasattr(self._optimizer, name)]
+        if is_watched(filter(None, [*self._hooks, *of_optimizer])) or any(any(map(of, parameters)) for of in HOOKS):
+            return None
+        settings = tuple(tuple(g.get(n) for n in _SETTINGS) for g in self._optimizer.param_groups)
+        trained = (*[len(g["params"]) for g in self._optimizer.param_groups], *map(REQUIRES_GRAD, parameters))
+        places = tuple(map(torch.Tensor.data_ptr, parameters))
+        shares = (*[m.p for m in self._dropouts], *[a.get(n) for a, n in self._shares])
+        return places, shares, settings, trained, self._changes_of_moments()
+
+    def _changes_of_moments(self) -> int:
+        """How often the optimizer's state came to lie elsewhere, as what a checkpoint or `load_state_dict` puts in does.
+
+        The first step makes it: that is not a change.
+        """
+        values = chain.from_iterable(state.values() for state in self._optimizer.state.values())
+        places = [v.data_ptr() for v in values if isinstance(v, torch.Tensor)]
+        if places != self._places:
+            self._moves += bool(self._places)
+            self._places = places
+        return self._moves

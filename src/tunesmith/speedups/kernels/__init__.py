@@ -1,0 +1,1 @@
+"""Triton kernels for fused layers, packed attention and AdamW. Import a module of this package only if Triton is installed."""

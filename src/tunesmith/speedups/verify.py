@@ -1,0 +1,334 @@
+"""Speedups verify themselves: before the first step, a few examples pass through the plain step and through the fast one.
+
+Speedups whose loss or gradients differ are switched off and reported. Weights, gradients, buffers, generators and the model's
+attributes are the same afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tunesmith.data.batches import Batch, Padding, Window
+from tunesmith.models.families import hook_tables, is_watched, why_not
+from tunesmith.speedups.apply import Speedups
+from tunesmith.speedups.packing import collated, tokens_of
+from tunesmith.training.state import TrainState, generator_states, restore_generators, seed_everything
+
+ROWS = 4
+"""Most rows of a proof."""
+MOST_STEPS, SHARE = 2.0, 0.01
+"""What it may cost: so many steps, or this share of a run that is shorter."""
+ORDER = ("fused_layers", "cls_only_last_layer", "padding_free", "length_buckets", "restrict_vocabulary")
+"""In which speed-ups are taken off to find the one that differs: those that reach deepest into the model first."""
+
+Judge = Callable[["Gradients"], "str | None"]
+
+
+def ready(state: TrainState, window: Window) -> Window:
+    """The window as the model takes it now. Speed-ups that were not proved on this model, as it is now, are proved first."""
+    state.require_exact_cut()
+    speedups = state.speedups
+    if speedups is None or not (speedups.parts or speedups.dropped):
+        return window
+    if state.proved is None or not (speedups.undisturbed or state.proved == state.fingerprint.of_model()):
+        first = state.proved is None
+        dropped = _unrecognised(speedups)
+        dropped |= _disproved(state, window.micro_batches[0], without=set(dropped))
+        for name, reason in _over_ranks(state, dropped, first).items():
+            _take_off(state, name, reason)
+        state.proved = state.fingerprint.of_model()
+    if not speedups.dropped & {"padding_free", "length_buckets"}:
+        return window
+    return replace(window, micro_batches=tuple(speedups.adapted(b) for b in window.micro_batches))
+
+
+def _unrecognised(speedups: Speedups) -> dict[str, str]:
+    """What the model no longer is the model for, and why."""
+    reasons = {name: speedups.why_not(name) for name in speedups.parts}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _over_ranks(state: TrainState, dropped: dict[str, str], first: bool) -> dict[str, str]:
+    """Ranks decide alike before the first step. Later each decides for itself: gradients are the same either way."""
+    if not first or state.runtime.world == 1:
+        return dropped
+    found: dict[str, str] = {}
+    for rank in state.runtime.gather_objects(dropped):
+        found = {**rank, **found}
+    return found
+
+
+def _take_off(state: TrainState, name: str, reason: str) -> None:
+    assert state.speedups is not None
+    if name == "restrict_vocabulary" and state.cut is not None:
+        state.stop_cutting(reason)
+    elif name in state.speedups.parts:
+        state.speedups.drop(name)
+        state.notes.append(f"{name} is off: {reason}")
+
+
+def _disproved(state: TrainState, batch: Batch, *, without: set[str]) -> dict[str, str]:
+    """The speed-ups that compute something else than the plain step, and what differs."""
+    speedups = state.speedups
+    assert speedups is not None
+    left = [name for name in ORDER if name in speedups.parts and name not in without]
+    if "length_buckets" in left and not _widened_rows(speedups, batch):
+        found = _disproved(state, batch, without={*without, "length_buckets"})
+        return found | {"length_buckets": "no row of the first batch would be padded further by it"}
+    # Hooks of the user's are not called for a proof. While they listen, only what needs no knowledge of a model is on.
+    if not left or is_watched(hook_tables(state.model.modules())):
+        return {}
+    try:
+        with speedups.without(without):
+            return _search(state, batch, left, without)
+    except torch.OutOfMemoryError:
+        state.notes.append("the speed-ups were not compared with the plain step: it needs more memory than they do")
+        return {}
+
+
+def _search(state: TrainState, batch: Batch, left: list[str], without: set[str]) -> dict[str, str]:
+
+    speedups = state.speedups
+    assert speedups is not None
+    judge, rows = _plain_steps(state, batch, left)
+
+    def fails(off: set[str]) -> str | None:
+        shaped = (speedups.parts.keys() & {"padding_free", "length_buckets"}) - off - without
+        fast = rows(speedups.train_collate if shaped else speedups.padding)
+        with speedups.without(off - without):
+            try:
+                return judge(measure(state, fast))
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError) as error:
+                return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else 'no message'}"
+
+    wrong = fails(set())
+    if wrong is None:
+        return {}
+    off: list[str] = []
+    for name in left:
+        off.append(name)
+        if fails(set(off)) is None:
+            break
+    for name in off[:-1]:  # those taken off before the one that was wrong
+        if fails(set(off) - {name}) is None:
+            off.remove(name)
+    return dict.fromkeys(off, f"its step is not the plain one ({wrong})")
+
+
+def _plain_steps(state: TrainState, batch: Batch, left: list[str]) -> tuple[Judge, Callable[..., Batch]]:
+    """What judges a fast step by plain ones, and what makes its batch."""
+
+    speedups = state.speedups
+    assert speedups is not None
+    half = state.runtime.precision != "no"
+    chosen = _rows_for(state, batch, passes=3 if half else 2)
+    lengths = [len(ids) for ids in tokens_of(batch)["input_ids"]]
+    known = why_not(state.model) is None and len({lengths[i] for i in chosen}) == 1
+    longest = max(1, lengths[chosen[0]] // 2) if known else None  # rows of one length would leave nothing to pad
+
+    def rows(collate: object) -> Batch:
+        return state.runtime.move(collated(batch, collate, chosen, longest))  # type: ignore[arg-type]
+
+    plain = rows(speedups.padding)
+    with speedups.without(left):
+        try:
+            exact = measure(state, plain, half=False)
+        except Exception:
+            if len(chosen) == len(batch):
+                raise  # the user's own error: the step would fail in the same way
+            chosen, longest = list(range(len(batch))), None
+            plain = rows(speedups.padding)
+            exact = measure(state, plain, half=False)
+        if not half:
+            return (lambda fast: difference(exact, fast)), rows
+        rounded = measure(state, plain)
+    return (lambda fast: half_difference(exact, rounded, fast)), rows
+
+
+def _widened_rows(speedups: Speedups, batch: Batch) -> list[int]:
+    """Rows of which a batch in a length bucket would be wider than the longest: others would prove nothing about it."""
+    lengths = [len(ids) for ids in tokens_of(batch)["input_ids"]]
+    bucket = speedups.train_collate
+    assert isinstance(bucket, Padding)
+    longest = max((n for n in lengths if bucket.width(n) > n), default=0)
+    return [i for i, n in enumerate(lengths) if n <= longest]
+
+
+def _rows_for(state: TrainState, batch: Batch, *, passes: int) -> list[int]:
+    """Rows of a micro-batch that the proof can afford: the longest, the shortest, and some between; two at least."""
+    speedups = state.speedups
+    assert speedups is not None
+    bucketed = "length_buckets" in speedups.parts and _widened_rows(speedups, batch)
+    rows = np.array(bucketed or range(len(batch)))
+    budget = min(MOST_STEPS, SHARE * state.planned_steps) * len(batch) / passes
+    count = min(len(rows), max(2, min(ROWS, int(budget))))
+    lengths = np.array([len(ids) for ids in tokens_of(batch)["input_ids"]])[rows]
+    spread = np.unique(np.linspace(0, len(rows) - 1, count).round().astype(int))
+    return sorted(int(i) for i in rows[np.argsort(-lengths, kind="stable")[spread]])
+
+
+TOLERANCE = 1e-4
+"""Relative, of the loss and of the gradient of each parameter in float32."""
+NOISE = 2e-6
+"""Of the norm of all gradients: rounding, for parameters whose gradient is zero but for it (the bias of keys)."""
+TIMES_AUTOCAST = 2.0
+"""How many times as far from float32 as autocast's own step a half-precision step may be, over all parameters."""
+FP16_SCALE = 1024.0
+_CONTAINERS = (list, dict, OrderedDict, set, deque)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Of one step, by the name of the parameter; zeros where it takes no part."""
+
+    loss: torch.Tensor
+    of: dict[str, torch.Tensor]
+    tolerance: float = TOLERANCE
+    """Relative: rounding alone is more where the weights themselves are in half precision."""
+
+    def norm(self) -> torch.Tensor:
+        """Over all of them."""
+        total: torch.Tensor = torch.stack([g.norm() for g in self.of.values()]).norm()
+        return total
+
+
+def measure(state: TrainState, batch: Batch, *, half: bool = True) -> Gradients:
+    """Loss and gradients of a micro-batch; with `half` in the precision of the run."""
+    with nothing_left_behind(state):
+        seed_everything(0)
+        return _measure(state, batch, half)
+
+
+def _measure(state: TrainState, batch: Batch, half: bool) -> Gradients:
+    named = {n: p for n, p in state.model.named_parameters() if p.requires_grad}
+    with state.runtime.autocast() if half else nullcontext():
+        loss, _ = state.objective.sum(state.model, batch)
+    scale = FP16_SCALE if half and state.runtime.precision == "fp16" else 1.0
+    found = _differentiate(state.model, loss * scale, list(named.values()))
+    gradients = {}
+    for (name, parameter), gradient in zip(named.items(), found, strict=True):
+        whole = torch.zeros_like(parameter) if gradient is None else gradient.detach() / scale
+        if state.cut is not None and parameter is state.cut.parameter:
+            whole = state.cut.expand(whole).to(whole.device)
+        gradients[name] = whole.to(torch.float64 if whole.dtype == torch.float64 else torch.float32)
+    coarsest = max(torch.finfo(p.dtype).eps for p in named.values())
+    return Gradients(loss.detach().double(), gradients, max(TOLERANCE, 8 * coarsest))
+
+
+def _differentiate(model: nn.Module, loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
+    """Gradients without their hooks: those on parameters are not called."""
+    if not getattr(model, "is_gradient_checkpointing", False):
+        return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+    torch.autograd.backward(loss)  # repeated layers refuse the other way
+    found = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return found
+
+
+def difference(plain: Gradients, fast: Gradients) -> str | None:
+    """Where two steps in one precision are further apart than rounding explains; None where they are not, or cannot be told."""
+    noise = max(NOISE, plain.tolerance / 50) * plain.norm()
+    if not torch.isfinite(plain.loss + noise):
+        return None
+    if not abs(plain.loss - fast.loss) <= plain.tolerance * abs(plain.loss) + 1e-6:
+        return f"loss {float(fast.loss):.6f} instead of {float(plain.loss):.6f}"
+    for name, expected in plain.of.items():
+        if not (fast.of[name] - expected).norm() <= plain.tolerance * expected.norm() + noise:
+            return _named(name, expected, fast.of[name])
+    return None
+
+
+def half_difference(exact: Gradients, rounded: Gradients, fast: Gradients) -> str | None:
+    """Where a half-precision step is further from the float32 one than autocast's own explains."""
+    everything = exact.norm()
+    if not torch.isfinite(exact.loss + rounded.loss + everything + rounded.norm()):
+        return None
+    own = {n: (rounded.of[n] - g).norm() for n, g in exact.of.items()}
+    ours = {n: (fast.of[n] - g).norm() for n, g in exact.of.items()}
+    for name, expected in exact.of.items():
+        # One parameter's error is luck; what is wrong altogether is wrong by the size of its gradient.
+        if not ours[name] <= 4 * own[name] + 0.05 * expected.norm() + 1e-3 * everything:
+            return _named(name, expected, fast.of[name])
+    total, theirs = (torch.stack(list(e.values())).norm() for e in (ours, own))
+    allowed = TIMES_AUTOCAST * theirs + TOLERANCE * everything
+    if not total <= allowed:
+        return f"gradients {float(total / everything):.2%} from float32's, autocast's {float(theirs / everything):.2%}"
+    if not abs(fast.loss - exact.loss) <= 4 * abs(rounded.loss - exact.loss) + 0.01 * abs(exact.loss) + 1e-6:
+        return f"loss {float(fast.loss):.6f} instead of {float(exact.loss):.6f}"
+    return None
+
+
+def _named(name: str, expected: torch.Tensor, found: torch.Tensor) -> str:
+    share = float((found - expected).norm() / expected.norm().clamp_min(1e-30))
+    return f"the gradient of {name} differs by {share:.2g} of its norm"
+
+
+@contextmanager
+def nothing_left_behind(state: TrainState) -> Iterator[None]:
+    """Inside, dropout is off and products are exact; afterwards everything is as it was, but for files and the like."""
+    model, device = state.model, state.runtime.device
+    generators = generator_states(device)
+    precision = torch.get_float32_matmul_precision()
+    attributes = [(vars(m), dict(vars(m)), _contents(m)) for m in model.modules()]
+    own = why_not(model) is not None  # a forward pass of the user's own might write to weights
+    tensors = [*model.buffers(), *(model.parameters() if own else ())]
+    values = [t.detach().clone() for t in tensors]
+    watched = [(p, p.grad, p._backward_hooks) for p in model.parameters()]
+    try:
+        torch.set_float32_matmul_precision("highest")
+        for parameter, _, hooks in watched:
+            parameter.grad = None
+            if hooks:
+                parameter._backward_hooks = None
+        model.train()
+        for module in model.modules():
+            _stop_dropping(module)
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        for parameter, gradient, hooks in watched:
+            parameter.grad = gradient
+            if hooks:
+                parameter._backward_hooks = hooks
+        for place, before, contents in attributes:
+            _put_back(place, before, contents)
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values, strict=True):
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+        by_rank = {f"{k}.{0}": v for k, v in generators["tensors"].items()}
+        restore_generators(by_rank, generators["plain"], 0, device)
+
+
+def _stop_dropping(module: nn.Module) -> None:
+    """Dropout modules, and the shares that attention functions are handed (ModernBERT's `attention_dropout`)."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        module.p = 0.0
+    for name in [n for n, value in vars(module).items() if "drop" in n and isinstance(value, float)]:
+        setattr(module, name, 0.0)
+
+
+def _contents(module: nn.Module) -> list[tuple[Any, Any]]:
+    """The containers among a module's attributes, each with a copy of what is in it."""
+    return [(value, copy.copy(value)) for value in vars(module).values() if type(value) in _CONTAINERS]
+
+
+def _put_back(place: dict[str, Any], before: dict[str, Any], contents: list[tuple[Any, Any]]) -> None:
+    for container, kept in contents:
+        container.clear()
+        container.extend(kept) if isinstance(container, (list, deque)) else container.update(kept)
+    if place.keys() != before.keys() or any(place[k] is not v for k, v in before.items()):
+        place.clear()
+        place.update(before)
