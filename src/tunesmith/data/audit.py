@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -344,7 +345,9 @@ def judge_features(name: str, values: Ints, ids: Ints, folds: Ints, *, regressio
         here = folds == fold
         if here.all() or len(np.unique(ids[~here])) < 2:
             return ContentFree(name, 0.0, 0.0, False)
-        tree = kind(max_leaf_nodes=64, min_samples_leaf=leaf, random_state=0).fit(values[~here], ids[~here])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The number of unique classes")  # many classes are fine here
+            tree = kind(max_leaf_nodes=64, min_samples_leaf=leaf, random_state=0).fit(values[~here], ids[~here])
         answers[here] = tree.predict(values[here])
         constant[here] = ids[~here].mean() if regression else most
     if regression:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import sort_findings
 from tunesmith.data.cache import read_prediction_columns
 from tunesmith.data.label_errors import describe_suspects, format_review, judge_labels, rank_suspects, word_space

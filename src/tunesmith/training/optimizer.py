@@ -48,7 +48,7 @@ def make_optimizer(
     nothing else writes weights between steps; else they are copied before each forward pass. `captured`: steps are captured,
     and the kernel pays without fused layers too.
     """
-    from tunesmith.config.convert import OPTIMIZERS  # with all that reads options; a Trainer makes its optimizer itself
+    from tunesmith.config.options import OPTIMIZERS
 
     place, options = OPTIMIZERS[optim]
     module, _, name = place.partition(":")
