@@ -29,7 +29,7 @@ from tunesmith.report.predictions import (
     split_rank,
 )
 from tunesmith.runs.curves import Curves, load_curves
-from tunesmith.runs.folder import RunDir, open_run, read_metrics, read_summary
+from tunesmith.runs.folder import RunDir, open_run, read_metrics, read_summary, verify_results
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,6 +190,8 @@ def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, spli
         raise ConfigError("the same run folder is given twice", fix="Name each run once.")
     configs = [read_run_config(f.config_file) for f in folders]
     summaries = [read_summary(f.data_summary_file) for f in folders]
+    for folder in folders:
+        verify_results(folder)
     tables = [read_prediction_columns(f.predictions_file) for f in folders]
     runs = tuple(_compared(k, folders[k], configs[k], summaries[k], tables[k]) for k in range(len(folders)))
     differences = _differences(configs)
