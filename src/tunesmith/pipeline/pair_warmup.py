@@ -147,11 +147,10 @@ def _take_steps(run: LoadedRun, pairs: TokenRows, steps: int, learning_rate: flo
     optimizer = make_optimizer(
         model,
         learning_rate=learning_rate,
-        layers=strategies.fused,
-        only_writer=True,
-        captured=strategies.graphs is not None,
     )
-    state = TrainState(model, optimizer, PairLoss(), runtime, graphs=strategies.graphs, strategies=strategies)
+    state = TrainState(
+        model, optimizer, PairLoss(), runtime, graphs=strategies.graphs, strategies=strategies, only_writer=True
+    )
     for event in train_events(state, batches, plan):
         if isinstance(event, StepDone):
             run.watch.progress(PAIR_STAGE, event.step, count)

@@ -234,14 +234,19 @@ def _make_state(
         betas=(config.adam_beta1, config.adam_beta2),
         epsilon=config.adam_epsilon,
         optim=config.optim,
-        layers=strategies.fused,
-        only_writer=True,  # a command has no code of the user's between its steps
-        captured=strategies.graphs is not None,
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
     split, push, graphs = config.auto_find_batch_size, config.adversarial, strategies.graphs
     state = TrainState(
-        model, optimizer, objective, runtime, may_split=split, push=push, graphs=graphs, strategies=strategies
+        model,
+        optimizer,
+        objective,
+        runtime,
+        may_split=split,
+        push=push,
+        graphs=graphs,
+        strategies=strategies,
+        only_writer=True,  # no user code runs between the steps of a command
     )
     return strategies, state
 
