@@ -145,11 +145,11 @@ def tiny(kind: str) -> Any:
 
 
 def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
-    """(engine state, a batch of four rows, its strategies); `wish` for packing."""
+    """(engine state, a batch of four rows, its speedups); `wish` for packing."""
     from tunesmith.data.batches import Padding, make_batch
     from tunesmith.data.tokens import TokenRows
     from tunesmith.labels import LabelMap
-    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.speedups.apply import apply_speedups
     from tunesmith.training.distributed import make_runtime
     from tunesmith.training.evaluation import TaskLoss
     from tunesmith.training.optimizer import make_optimizer
@@ -159,15 +159,10 @@ def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
     ids = [np.concatenate([rng.integers(5, 100, n - 1), [2]]) for n in LENGTHS]
     rows = TokenRows.from_lists({"input_ids": ids, "labels": [0, 1, 1, 0]})
     runtime = make_runtime(use_cpu=True)
-    chosen = choose_strategies(model, rows, Padding(), device=runtime.device, pack_rows=wish)  # type: ignore[arg-type]
+    chosen = apply_speedups(model, rows, Padding(), device=runtime.device, pack_rows=wish)  # type: ignore[arg-type]
     task = LabelMap.for_classes(["0", "1"]).task
     state = TrainState(
-        model,
-        make_optimizer(model, learning_rate=1e-4),
-        TaskLoss(task, 2),
-        runtime,
-        strategies=chosen,
-        only_writer=True,
+        model, make_optimizer(model, learning_rate=1e-4), TaskLoss(task, 2), runtime, speedups=chosen, only_writer=True
     )
     return state, make_batch(rows, np.arange(len(LENGTHS)), chosen.padding), chosen
 
@@ -201,7 +196,7 @@ def look_at(kind: str) -> dict[str, Any]:
         "buckets": wide,
     }
     line["why"] = next((n.split(": ", 1)[1] for n in chosen.notes if n.startswith("padding_free")), None)
-    chosen.disable()
+    chosen.close()
     reads = HostReads()
     state.model.train()
     try:
@@ -236,7 +231,7 @@ def take_steps(kind: str, wishes: dict[str, Any]) -> tuple[list[float], float, A
     from tunesmith.data.tokens import TokenRows
     from tunesmith.events import Note, SafePoint, StepDone
     from tunesmith.labels import Task
-    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.speedups.apply import apply_speedups
     from tunesmith.training.distributed import make_runtime
     from tunesmith.training.evaluation import TaskLoss
     from tunesmith.training.loop import train_events
@@ -248,12 +243,10 @@ def take_steps(kind: str, wishes: dict[str, Any]) -> tuple[list[float], float, A
     ids = [np.concatenate([rng.integers(5, 100, n - 1), [2]]) for n in LENGTHS]
     rows = TokenRows.from_lists({"input_ids": ids, "labels": [0, 1, 1, 0]})
     model = tiny(kind).to(runtime.device)
-    chosen = choose_strategies(model, rows, Padding(), device=runtime.device, **wishes)
+    chosen = apply_speedups(model, rows, Padding(), device=runtime.device, **wishes)
     optimizer = make_optimizer(model, learning_rate=1e-3)
     objective = TaskLoss(Task.BINARY, 2)
-    state = TrainState(
-        model, optimizer, objective, runtime, cut=chosen.cut, graphs=chosen.graphs, strategies=chosen, only_writer=True
-    )
+    state = TrainState(model, optimizer, objective, runtime, speedups=chosen, only_writer=True)
     plan = Plan(STEPS, tuple(range(1, STEPS + 1)), Schedule("constant", 1e-3, 0, STEPS), seed=1, read_back_every=1)
     losses, said, times = list[float](), list(chosen.notes), list[float]()
     for event in train_events(state, Batches(rows, chosen.train_collate, len(LENGTHS), seed=1), plan):

@@ -53,7 +53,7 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     from tunesmith.data.batches import Batches, Padding
     from tunesmith.events import SafePoint, StepDone
     from tunesmith.labels import LabelMap
-    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.speedups.apply import apply_speedups
     from tunesmith.training.distributed import make_runtime
     from tunesmith.training.evaluation import TaskLoss
     from tunesmith.training.loop import train_events
@@ -65,13 +65,11 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     labels = LabelMap.for_classes(["0", "1"])
 
     def start(model: Any, max_steps: int) -> tuple[Any, int, Any]:
-        chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision="bf16")
+        chosen = apply_speedups(model, rows, Padding(), device=runtime.device, precision="bf16")
         batches = Batches(rows, chosen.train_collate, batch, seed=1, sampling="random", ahead=4, pinned=True)
         steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=max_steps, num_epochs=epochs)
         optimizer = make_optimizer(model, learning_rate=5e-5)
-        state = TrainState(
-            model, optimizer, TaskLoss(labels.task, 2), runtime, cut=chosen.cut, graphs=chosen.graphs, only_writer=True
-        )
+        state = TrainState(model, optimizer, TaskLoss(labels.task, 2), runtime, speedups=chosen, only_writer=True)
         plan = Plan(steps, ends, Schedule("linear", 5e-5, 0, steps), seed=1, read_back_every=16)
         return train_events(state, batches, plan), steps, state
 

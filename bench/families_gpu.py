@@ -121,7 +121,7 @@ def turn(
 
         def noting() -> Any:
             engine = make()
-            chosen = engine.strategies
+            chosen = engine.speedups
             said.update(
                 engine=engine, on=[] if chosen is None else [*chosen.on], notes=[] if chosen is None else chosen.notes
             )
@@ -133,7 +133,7 @@ def turn(
     engine = said.pop("engine", None)
     graphs = None if engine is None else engine.graphs
     if graphs is not None:
-        said |= {"captures": graphs._captures, "given_up": graphs.off, "taken_off": sorted(engine.strategies.dropped)}
+        said |= {"captures": graphs._captures, "given_up": graphs.off, "taken_off": sorted(engine.speedups.dropped)}
     return {"ms": 1e3 * clock.seconds / steps, **said}
 
 

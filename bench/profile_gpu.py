@@ -21,7 +21,7 @@ from families_gpu import SHAPES, make_model
 from token_files import engine_rows
 from tunesmith.data.batches import Batches, Padding, Window
 from tunesmith.labels import LabelMap
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.optimizer import make_optimizer
@@ -37,12 +37,10 @@ def make_state(shape: str, batch: int) -> tuple[TrainState, list[Window]]:
         LabelMap.for_classes(["0", "1"]),
     )
     model = make_model(shape)
-    chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision="bf16")
+    chosen = apply_speedups(model, rows, Padding(), device=runtime.device, precision="bf16")
     print(", ".join(chosen.on))
     optimizer = make_optimizer(model, learning_rate=5e-5)
-    state = TrainState(
-        model, optimizer, TaskLoss(labels.task, 2), runtime, cut=chosen.cut, graphs=chosen.graphs, only_writer=True
-    )
+    state = TrainState(model, optimizer, TaskLoss(labels.task, 2), runtime, speedups=chosen, only_writer=True)
     batches = Batches(rows, chosen.train_collate, batch, seed=1, sampling="random", ahead=4, pinned=True)
     return state, list(batches.windows(0))[: len(rows) // batch]
 

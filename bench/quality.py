@@ -34,7 +34,7 @@ def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: 
     from tunesmith.data.batches import Batches, Padding
     from tunesmith.labels import LabelMap
     from tunesmith.models.load import load_model
-    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.speedups.apply import apply_speedups
     from tunesmith.training.distributed import make_runtime
     from tunesmith.training.evaluation import TaskLoss, predict_rows
     from tunesmith.training.loop import train_events
@@ -47,24 +47,23 @@ def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: 
     seed_everything(seed)
     labels = LabelMap.for_classes([str(i) for i in range(LABELS[name])])
     model = load_model(TOKENS / "minilm", labels).model.to(runtime.device)
-    strategies = choose_strategies(model, train, Padding(), device=runtime.device, precision=runtime.precision)
-    batches = Batches(train, strategies.train_collate, 8, seed=seed, sampling=sampling)
+    speedups = apply_speedups(model, train, Padding(), device=runtime.device, precision=runtime.precision)
+    batches = Batches(train, speedups.train_collate, 8, seed=seed, sampling=sampling)
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=0, num_epochs=epochs)
     state = TrainState(
         model,
         make_optimizer(model, learning_rate=5e-5),
         TaskLoss(labels.task, len(labels)),
         runtime,
-        cut=strategies.cut,
-        graphs=strategies.graphs,
+        speedups=speedups,
         only_writer=True,
     )
     every = 1 if runtime.device.type == "cpu" else 50
     plan = Plan(steps, ends, Schedule("linear", 5e-5, 0, steps), seed=seed, read_back_every=every)
     for _ in train_events(state, batches, plan):
         pass
-    with strategies.whole():
-        return predict_rows(model, evaluation, strategies.collate, runtime, max_rows=64).logits
+    with speedups.whole():
+        return predict_rows(model, evaluation, speedups.collate, runtime, max_rows=64).logits
 
 
 def train_theirs(name: str, seed: int, epochs: float, rows: int | None, sampling: Any) -> Any:

@@ -138,7 +138,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.pipeline.probe import LoadedRun
     from tunesmith.pipeline.recipe import choose_recipe
     from tunesmith.pipeline.watch import Watch
-    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.speedups.apply import apply_speedups
     from tunesmith.training.evaluation import TaskLoss, predict_rows, resolve_class_weights
     from tunesmith.training.loop import train_events
     from tunesmith.training.optimizer import make_optimizer
@@ -166,7 +166,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     if trained:
         dense_of(model).requires_grad_(True)
     began = time.perf_counter()
-    strategies = choose_strategies(model, train, padding, device=runtime.device, precision=runtime.precision)
+    speedups = apply_speedups(model, train, padding, device=runtime.device, precision=runtime.precision)
     chosen = config.decided
     optimizer = make_optimizer(
         model,
@@ -179,20 +179,19 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     if config.class_weights is not None:
         weights = resolve_class_weights(config.class_weights, train.labels, labels.names)
     objective = TaskLoss(labels.task, len(labels), weights)
-    graphs, push = strategies.graphs, config.adversarial
     state = TrainState(
-        model, optimizer, objective, runtime, push=push, graphs=graphs, strategies=strategies, only_writer=True
+        model, optimizer, objective, runtime, push=config.adversarial, speedups=speedups, only_writer=True
     )
-    sampling, ahead = strategies.best_order(runtime.device), 2 if on_gpu else 0
+    sampling, ahead = speedups.best_order(runtime.device), 2 if on_gpu else 0
     size, seed = chosen.per_device_train_batch_size, config.seed
-    batches = Batches(train, strategies.train_collate, size, seed=seed, sampling=sampling, ahead=ahead, pinned=on_gpu)
+    batches = Batches(train, speedups.train_collate, size, seed=seed, sampling=sampling, ahead=ahead, pinned=on_gpu)
     plan = make_plan(config, batches, suite, has_validation=False, on_gpu=on_gpu)
     for _ in train_events(state, batches, plan):
         pass
     if on_gpu:
         torch.cuda.synchronize(runtime.device)
     seconds = time.perf_counter() - began
-    strategies.disable()
+    speedups.close()
     found = predict_rows(model, test, padding, runtime, max_rows=None if on_gpu else 64)
     metric = "spearmanr" if unit["task"] in REGRESSION else "accuracy"
     classes = unit["task"] not in REGRESSION
@@ -211,7 +210,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
         "pair_start": config.pair_start,
         "probe_seconds": None if config.recipe == "hf" else round(settling, 3),
         "all_seconds": round(time.perf_counter() - began_all, 3),
-        "on": list(strategies.on),
+        "on": list(speedups.on),
         "rare": measure_rare(found.logits, found.labels, labels) if unit["task"] in RARE else None,
     }
 

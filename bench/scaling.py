@@ -38,7 +38,7 @@ def measure(steps: int, rows_per_step: int) -> dict[str, Any]:
         TaskLoss,
         TokenRows,
         TrainState,
-        choose_strategies,
+        apply_speedups,
         find_embedded,
         make_optimizer,
         make_runtime,
@@ -64,13 +64,13 @@ def measure(steps: int, rows_per_step: int) -> dict[str, Any]:
         {"input_ids": encoded["input_ids"], "token_type_ids": encoded["token_type_ids"], "labels": labels}
     )
     model = load_model(folder, LabelMap(("not_equivalent", "equivalent"), Task.BINARY)).model
-    strategies = choose_strategies(model, data, padding_of(tokenizer), device=runtime.device)
+    speedups = apply_speedups(model, data, padding_of(tokenizer), device=runtime.device)
     state = TrainState(
-        model, make_optimizer(model, learning_rate=5e-5), TaskLoss(Task.BINARY, 2), runtime, cut=strategies.cut
+        model, make_optimizer(model, learning_rate=5e-5), TaskLoss(Task.BINARY, 2), runtime, speedups=speedups
     )
     batches = Batches(
         data,
-        strategies.train_collate,
+        speedups.train_collate,
         rows_per_step // runtime.world,
         seed=0,
         sampling="group_by_length",
@@ -88,8 +88,8 @@ def measure(steps: int, rows_per_step: int) -> dict[str, Any]:
     exchange = _exchange(state, runtime, torch)
     runtime.barrier()
     began = time.perf_counter()
-    with strategies.whole():
-        predict_rows(model, data.select(np.arange(256)), strategies.collate, runtime, max_rows=64)
+    with speedups.whole():
+        predict_rows(model, data.select(np.arange(256)), speedups.collate, runtime, max_rows=64)
     return {
         "step": statistics.median(times[3:]),
         "compute": compute,

@@ -69,7 +69,7 @@ def read_rows(model: Path) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarr
 
 
 class Arm:
-    """A model of its own with some strategies on, and the times of its steps."""
+    """A model of its own with some speedups on, and the times of its steps."""
 
     def __init__(self, base: nn.Module, on: frozenset[str], used_ids: np.ndarray) -> None:
         self.model = copy.deepcopy(base).train()

@@ -50,7 +50,7 @@ def our_turns(
     from tunesmith.data.batches import Batches, Padding
     from tunesmith.events import Event, SafePoint
     from tunesmith.labels import Task
-    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.speedups.apply import apply_speedups
     from tunesmith.training.distributed import make_runtime
     from tunesmith.training.evaluation import TaskLoss
     from tunesmith.training.loop import train_events
@@ -63,20 +63,13 @@ def our_turns(
     runtime = make_runtime(precision=half, use_cpu=device == "cpu")
     on_gpu = runtime.device.type == "cuda"
     model = make_model(shape).to(runtime.device)
-    chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision=half)
+    chosen = apply_speedups(model, rows, Padding(), device=runtime.device, precision=half)
     order = chosen.best_order(runtime.device)
     batches = Batches(rows, chosen.train_collate, batch, 1, sampling=order, ahead=4 if on_gpu else 0, pinned=on_gpu)
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=10**7, num_epochs=1)
     optimizer = make_optimizer(model, learning_rate=5e-5)
     state = TrainState(
-        model,
-        optimizer,
-        TaskLoss(Task.BINARY, 2),
-        runtime,
-        cut=chosen.cut,
-        graphs=chosen.graphs,
-        step=start,
-        only_writer=True,
+        model, optimizer, TaskLoss(Task.BINARY, 2), runtime, speedups=chosen, step=start, only_writer=True
     )
     plan = Plan(steps, ends, Schedule("constant", 5e-5, 0, steps), seed=1, read_back_every=16 if on_gpu else 1)
     events: Iterator[Event] = train_events(state, batches, plan)

@@ -106,7 +106,7 @@ IMPORTED = (
     *("accelerate.commands.launch", "datasets", "matplotlib.pyplot", "sklearn.metrics", "torch.distributed.run"),
     *("transformers.trainer", "transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert"),
     *("sklearn.tree", "tunesmith.cli.console", "tunesmith.cli.main", "tunesmith.cli.train", "tunesmith.trainer.facade"),
-    *("tunesmith.data.audit", "tunesmith.config.entries", "tunesmith.training.evaluation", "PIL.PngImagePlugin"),
+    *("tunesmith.data.audit", "tunesmith.config.load", "tunesmith.training.evaluation", "PIL.PngImagePlugin"),
 )
 """What commands import. None of it starts a thread."""
 ROOMS = ("data", "inference", "metrics", "models", "pipeline", "report", "speedups")

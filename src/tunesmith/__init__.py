@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
 
     from tunesmith.cli.console import Console
     from tunesmith.config.load import load_config
-    from tunesmith.config.schema import RunConfig
+    from tunesmith.config.options import RunConfig
     from tunesmith.data.batches import Batches, Padding, padding_of
     from tunesmith.data.hub import load_from_hub as load_dataset
     from tunesmith.data.tokens import TokenRows
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.sample import sample_file
     from tunesmith.sklearn import TextClassifier, TextRegressor
     from tunesmith.sklearn import finetune_data as finetune
-    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.speedups.apply import apply_speedups
     from tunesmith.trainer import Trainer, TrainingArguments
     from tunesmith.training.checkpoint import Identity, load_checkpoint, save_checkpoint
     from tunesmith.training.distributed import make_runtime
@@ -68,7 +68,7 @@ __all__ = [
     "TrainerCallback",
     "TrainingArguments",
     "__version__",
-    "choose_strategies",
+    "apply_speedups",
     "curves_from_events",
     "diagnose_curves",
     "draw_curves",
@@ -106,7 +106,7 @@ _HOMES: dict[str, str] = {
     "Padding": "tunesmith.data.batches",
     "Plan": "tunesmith.training.schedule",
     "Predictor": "tunesmith.inference.predictor",
-    "RunConfig": "tunesmith.config.schema",
+    "RunConfig": "tunesmith.config.options",
     "Schedule": "tunesmith.training.schedule",
     "Task": "tunesmith.labels",
     "TaskLoss": "tunesmith.training.evaluation",
@@ -117,7 +117,7 @@ _HOMES: dict[str, str] = {
     "Trainer": "tunesmith.trainer",
     "TrainerCallback": "transformers",
     "TrainingArguments": "tunesmith.trainer",
-    "choose_strategies": "tunesmith.speedups.apply",
+    "apply_speedups": "tunesmith.speedups.apply",
     "curves_from_events": "tunesmith.runs.curves",
     "diagnose_curves": "tunesmith.diagnosis.verdict:diagnose",
     "draw_curves": "tunesmith.report.plots",

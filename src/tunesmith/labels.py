@@ -86,6 +86,15 @@ class LabelMap:
         return self.names[1] if self.task is Task.BINARY and len(self.names) == 2 else None
 
     @property
+    def class_order(self) -> list[int]:
+        """Ids in the order of scikit-learn's `classes_`: sorted names, numbers by their value."""
+        try:
+            keys: list[Any] = [float(name) for name in self.names]
+        except ValueError:
+            keys = list(self.names)
+        return sorted(range(len(keys)), key=keys.__getitem__)
+
+    @property
     def id2label(self) -> dict[int, str]:
         """As in a transformers config."""
         return dict(enumerate(self.names))

@@ -9,21 +9,25 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 import weakref
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from importlib import import_module
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from tunesmith.config.schema import RunConfig
-from tunesmith.data.in_memory import columns_table, refuse_labels_as_text, text_columns_of
-from tunesmith.errors import ConfigError, did_you_mean, name_the_extra
+from tunesmith.config.options import RunConfig, list_options
+from tunesmith.data.in_memory import columns_table, labelled_table, refuse_labels_as_text, text_columns_of
+from tunesmith.errors import ConfigError, did_you_mean, name_the_extra, nearest
 from tunesmith.events import Evaluated, Event, Improved, RunEnded, StepDone
 from tunesmith.files import read_json
 from tunesmith.inference.predictor import Predictor
@@ -68,8 +72,6 @@ def finetune_data(
     rows = train_data if data is None else data
     try:
         if labels is not None:
-            from tunesmith.data.in_memory import labelled_table
-
             rows = labelled_table(rows, labels)
         tables = {"train_data": rows, "validation_data": validation_data, "test_data": test_data}
         return _train(config, watch, **tables, **options)
@@ -84,10 +86,14 @@ def _train(config: RunConfig | None, watch: Watch | None, **given: Any) -> RunRe
         return finetune(config, watch=watch, **given)
     if in_notebook():
         view = LiveView()
-        try:
-            return finetune(config, watch=view.watch(), **given)
-        finally:
-            view.draw(now=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="IProgress not found"
+            )  # tqdm, on the first import of transformers
+            try:
+                return finetune(config, watch=view.watch(), **given)
+            finally:
+                view.draw(now=True)
     from tunesmith.cli.console import Console
 
     console = Console()
@@ -258,7 +264,9 @@ def as_targets(y: Any) -> Targets:
     _refuse_missing(array.tolist())
     if array.dtype.kind in "UO" and len(set(array.tolist())) == len(array) >= 10:
         raise ValueError(f"y holds {len(array)} different classes in {len(array)} rows: are X and y swapped?")
-    check_classification_targets(array)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The number of unique classes")
+        check_classification_targets(array)
     classes, ids = np.unique(array, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"y holds the one class {classes.tolist()}: a classifier needs at least 2 classes")
@@ -319,17 +327,44 @@ HOLD_OUT_ROWS = 50
 """From this many rows on, a tenth is held out for validation unless the user says otherwise."""
 
 
+def _temporary_folder(owner: Any) -> str:
+    """Create a folder that is removed with its owner."""
+    folder = tempfile.mkdtemp(prefix="tunesmith-")
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+class _FittedModel:
+    """A model folder. Pickles and copies contain its files, which are written to a temporary folder when they are loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The model, loaded when it is first used."""
+        return Predictor.load(self.folder)
+
+    def __getstate__(self) -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in self.folder.iterdir() if file.is_file()}
+
+    def __setstate__(self, files: dict[str, bytes]) -> None:
+        self.folder = Path(_temporary_folder(self))
+        for name, data in files.items():
+            (self.folder / name).write_bytes(data)
+
+
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share: parameters are options of a run, `options` holds those that are no parameter."""
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Refuses a name that is not a parameter with the way to give it: scikit-learn needs a plain signature."""
+        """Refuse an unknown parameter and suggest the right name; scikit-learn needs a plain `__init__`."""
         known = cls._get_param_names()
         for name in given:
             if name not in known:
-                near = did_you_mean(name, known)
-                fix = near or f"An option of a run goes into options={{{name!r}: ...}}."
-                raise TypeError(f"{cls.__name__} has no parameter {name!r}. {fix}")
+                option = name if name in list_options() else nearest(name, list(list_options()))
+                fix = did_you_mean(name, known) or (f"Use options={{{option!r}: ...}}." if option else "")
+                raise TypeError(f"{cls.__name__} has no parameter {name!r}. {fix}".strip())
         return object.__new__(cls)
 
     def __init__(
@@ -369,7 +404,9 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         refuse_labels_as_text(columns, column)
         table = columns_table({f"text_{k}": v for k, v in enumerate(columns.values(), 1)} | {"label": column})
         names = tuple(f"text_{k}" for k in range(1, len(columns) + 1))
-        folder = str(free_folder(Path(self.output_dir))) if self.output_dir else self._temporary_folder()
+        folder = (
+            str(free_folder(Path(self.output_dir))) if self.output_dir else str(Path(_temporary_folder(self)) / "run")
+        )
         given = self._given_options()
         fraction = self.validation_split_fraction
         if fraction is None and rows < HOLD_OUT_ROWS:
@@ -384,7 +421,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             watch=None if self.verbose else Watch(pages=self.output_dir is not None),
             **{**options, **given},
         )
-        self.predictor_ = self.run_.predictor
+        self._model = _FittedModel(self.run_.run.model)
         self.n_features_in_ = len(columns)
         if hasattr(X, "columns"):
             self.feature_names_in_ = np.asarray(list(X.columns), dtype=object)
@@ -398,17 +435,24 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         for name in ("options", "verbose", "output_dir", "validation_split_fraction"):
             own.pop(name, None)
         if "random_state" in own:
-            own["seed"] = int(own.pop("random_state"))
+            state = own.pop("random_state")
+            own["seed"] = (
+                int(state) if isinstance(state, Integral) else int(check_random_state(state).randint(2**31 - 1))
+            )
         return {**own, **(self.options or {})}
 
-    def _temporary_folder(self) -> str:
-        """A folder that is removed with this estimator (a new fit makes a new one)."""
-        folder = tempfile.mkdtemp(prefix="tunesmith-")
-        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return str(Path(folder) / "run")
+    @property
+    def predictor_(self) -> Predictor:
+        """The trained model, loaded when it is first used."""
+        check_is_fitted(self)
+        return self._model.predictor
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return everything except `run_`: pickles, joblib files and copies don't need the run folder."""
+        return {name: value for name, value in super().__getstate__().items() if name != "run_"}
 
     def _probabilities(self, X: Any) -> Any:
-        check_is_fitted(self, "predictor_")
+        check_is_fitted(self)
         columns = list(text_columns_of(X).values())
         if len(columns) != self.n_features_in_:
             kind = type(self).__name__
@@ -420,14 +464,14 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
     def save(self, folder: str | Path) -> Path:
         """Writes the model and the parameters to a new sealed folder: safetensors and JSON, no pickle."""
-        check_is_fitted(self, "predictor_")
+        check_is_fitted(self)
         target = Path(folder).expanduser()
         if target.exists():
             raise ConfigError("exists already", where=str(target), fix="Give a new folder.")
         state = {"kind": type(self).__name__, "params": self.get_params(deep=False), **self._fitted_state()}
 
         def fill(place: Path) -> None:
-            for file in self._model_folder().iterdir():
+            for file in self._model.folder.iterdir():
                 if file.name not in (MANIFEST, ESTIMATOR_FILE):
                     shutil.copyfile(file, place / file.name)
             write_new(place / ESTIMATOR_FILE, json.dumps(state, indent=1, ensure_ascii=False).encode())
@@ -443,14 +487,10 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         if state.get("kind") != cls.__name__:
             raise ConfigError(f"holds a {state.get('kind')}, not a {cls.__name__}", where=str(source))
         found = cls(**state["params"])
-        found.predictor_ = Predictor.load(source)
-        found._folder = source
+        found._model = _FittedModel(source)
         found.n_features_in_ = int(state["n_features_in"])
         found._restore(state)
         return found
-
-    def _model_folder(self) -> Path:
-        return self.run_.run.model if hasattr(self, "run_") else self._folder
 
     def _fitted_state(self) -> dict[str, Any]:
         return {"n_features_in": self.n_features_in_, "feature_names_in": list(getattr(self, "feature_names_in_", ()))}
@@ -469,11 +509,17 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "predictor_")
+        return hasattr(self, "_model")
 
 
 _parameters = list(inspect.signature(_TextEstimator.__init__).parameters.values())[1:]
 _TextEstimator.__signature__ = inspect.Signature(_parameters)  # that of __init__: `__new__` would hide it
+
+
+def _refuse(arguments: dict[str, Any]) -> None:
+    for name in arguments:
+        fix = "Use options={'class_weights': 'balanced'} to weight classes." if name == "sample_weight" else ""
+        raise TypeError(f"fit doesn't support {name}. {fix}".strip())
 
 
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
@@ -484,8 +530,9 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     >>> TextClassifier(num_train_epochs=2).fit(texts, labels).predict(["new text"])  # doctest: +SKIP
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Trains on all rows; with 50 rows or more a tenth of them chooses the best step (`validation_split_fraction`)."""
+    def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:
+        """Train on X and y. With 50 examples or more, a tenth is held out to choose the best step."""
+        _refuse(unsupported)
         targets = as_targets(y)
         self._targets = targets
         self._fit(X, targets.column, label_names=targets.names, do_regression=False)
@@ -533,8 +580,9 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
     """Fine-tunes an encoder on texts and numbers. X: texts or pairs; y: one number a row."""
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Trains on all rows; with 50 rows or more a tenth of them chooses the best step (`validation_split_fraction`)."""
+    def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:
+        """Train on X and y. With 50 examples or more, a tenth is held out to choose the best step."""
+        _refuse(unsupported)
         return self._fit(X, as_numbers(y), do_regression=True)
 
     def predict(self, X: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import Improved, StepDone
 from tunesmith.labels import Task
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import Runtime, make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
@@ -64,13 +64,15 @@ def run_case(
         data, Padding(), PER_STEP // runtime.world, seed=seed, accumulation=accumulation, sampling=sampling,
         token_budget=token_budget, rank=runtime.rank, world=runtime.world,
     )  # fmt: skip
-    cut = None
+    speedups = None
     if fast:
-        strategies = choose_strategies(model, data, Padding(), device=runtime.device)
-        assert len(strategies.on) == 4, strategies.notes
-        batches, cut = replace(batches, collate=strategies.train_collate), strategies.cut
+        speedups = apply_speedups(model, data, Padding(), device=runtime.device)
+        assert len(speedups.on) == 3, speedups.notes
+        batches = replace(batches, collate=speedups.train_collate)
     optimizer = make_optimizer(model, learning_rate=rate, weight_decay=0.1)
-    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2, weights, 0.1 if weights else 0.0), runtime, cut=cut)
+    state = TrainState(
+        model, optimizer, TaskLoss(Task.BINARY, 2, weights, 0.1 if weights else 0.0), runtime, speedups=speedups
+    )
     steps, ends = epoch_ends_for([batches.steps_in_epoch(e) for e in range(epochs)], max_steps=0, num_epochs=epochs)
     plan = Plan(
         steps, ends, Schedule("linear", rate, 2, steps), seed=seed, evaluate=Calendar("steps", 3, last=steps),
@@ -84,7 +86,7 @@ def run_case(
         "improved": [(e.step, e.value) for e in events if isinstance(e, Improved)],
         "step": state.step,
         "planned": steps,
-        "progress": state.progress.to_json(),
+        "progress": asdict(state.progress),
         "weights": {name: tensor.double().sum().item() for name, tensor in weights_now.items()},
         "exact": {n: tensor.float().numpy().tobytes().hex()[:4096] for n, tensor in weights_now.items()},
     }

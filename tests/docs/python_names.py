@@ -90,11 +90,11 @@ assert trainer.train().global_step == 2
     (
         "The loop and its parts",
         "train_events TrainState Plan Calendar Schedule lr_at epoch_ends_for Batches Padding padding_of TokenRows TaskLoss "
-        "make_optimizer make_runtime choose_strategies predict_rows Identity save_checkpoint load_checkpoint Console",
+        "make_optimizer make_runtime apply_speedups predict_rows Identity save_checkpoint load_checkpoint Console",
         """
 from pathlib import Path
 from tunesmith import (
-    Batches, Calendar, Console, Identity, Padding, Plan, Schedule, Task, TaskLoss, TokenRows, TrainState, choose_strategies,
+    Batches, Calendar, Console, Identity, Padding, Plan, Schedule, Task, TaskLoss, TokenRows, TrainState, apply_speedups,
     epoch_ends_for, load_checkpoint, lr_at, make_runtime, padding_of, predict_rows, save_checkpoint, train_events,
 )
 
@@ -102,13 +102,13 @@ token_rows = TokenRows.from_lists({"input_ids": rows["input_ids"], "labels": row
 padding = padding_of(tokenizer)
 assert isinstance(padding, Padding)
 runtime = make_runtime(use_cpu=True)
-choose_strategies(network, token_rows, padding, device=runtime.device)        # what is faster and gives the same numbers
-batches = Batches(token_rows, padding, batch_size=4, seed=0)
+speedups = apply_speedups(network, token_rows, padding, device=runtime.device)  # faster, with the same results
+batches = Batches(token_rows, speedups.train_collate, batch_size=4, seed=0)
 steps, ends = epoch_ends_for(batches.steps_in_epoch, max_steps=2, num_epochs=1)
 plan = Plan(steps, ends, Schedule("linear", 5e-5, 0, steps), seed=0, evaluate=Calendar("no"))
 print([lr_at(step, plan.schedule) for step in range(steps)])
 
-state = TrainState(network, make_optimizer(network, learning_rate=5e-5), TaskLoss(Task.BINARY, 2), runtime)
+state = TrainState(network, make_optimizer(network, learning_rate=5e-5), TaskLoss(Task.BINARY, 2), runtime, speedups=speedups)
 console = Console(bars=False)
 events = []
 for event in train_events(state, batches, plan):

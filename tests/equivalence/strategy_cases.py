@@ -1,4 +1,4 @@
-"""Tiny random models of every family and ragged batches, shared by the tests of the exact strategies."""
+"""Tiny random models of every family and ragged batches, shared by the tests of the exact speedups."""
 
 from __future__ import annotations
 

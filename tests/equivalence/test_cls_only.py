@@ -70,8 +70,8 @@ def test_disable_gives_the_whole_layer_back() -> None:
 def test_the_strategies_can_be_taken_off_in_any_order(order: str) -> None:
     model = make_model("bert")
     before = model.config._attn_implementation
-    strategies = [enable_padding_free(model), enable_first_token_only(model)]
-    for strategy in strategies if order == "packing first" else reversed(strategies):
+    speedups = [enable_padding_free(model), enable_first_token_only(model)]
+    for strategy in speedups if order == "packing first" else reversed(speedups):
         strategy.disable()
     assert model.config._attn_implementation == before
 

@@ -15,7 +15,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
 from tunesmith.labels import LabelMap
 from tunesmith.models.load import load_model
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
@@ -86,26 +86,26 @@ def test_a_family_trains_and_learns_a_repeated_batch(family: str, tmp_path: Path
             module.p = 0.0
     runtime = make_runtime(use_cpu=True)
     padding = Padding(FAMILIES[family]["pad_token_id"])
-    strategies = choose_strategies(model, rows, padding, device=runtime.device)
+    speedups = apply_speedups(model, rows, padding, device=runtime.device)
     if family not in UNKNOWN:
-        assert "padding-free" in strategies.on
+        assert "padding-free" in speedups.on
     else:
-        assert any(note.startswith("padding_free is off: ") for note in strategies.notes), "a fallback is said aloud"
-    batches = Batches(rows, strategies.train_collate, 16, seed=1)
+        assert any(note.startswith("padding_free is off: ") for note in speedups.notes), "a fallback is said aloud"
+    batches = Batches(rows, speedups.train_collate, 16, seed=1)
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=12, num_epochs=1)
     state = TrainState(
         model,
         make_optimizer(model, learning_rate=3e-3),
         TaskLoss(labels.task, 2),
         runtime,
-        cut=strategies.cut,
+        speedups=speedups,
     )
     plan = Plan(steps, ends, Schedule("linear", 3e-3, 2, steps), seed=1)
     losses = [e.loss for e in train_events(state, batches, plan) if isinstance(e, StepDone)]
     assert None not in losses
     assert len(losses) == 12
     assert (losses[-1] or 9) < 0.9 * (losses[0] or 0), losses
-    strategies.disable()
+    speedups.close()
     plain = predict_rows(model, rows, padding, runtime, max_rows=16)
     assert plain.logits.shape == (16, 2)
 
@@ -117,4 +117,4 @@ def test_a_strategy_that_a_family_cannot_have_is_refused_when_asked_for(family: 
     save_random(family, tmp_path)
     model = load_model(tmp_path, LabelMap.for_classes(("no", "yes"))).model
     with pytest.raises(ConfigError, match="--padding_free on is not possible"):
-        choose_strategies(model, None, Padding(), device=torch.device("cpu"), pack_rows="on")
+        apply_speedups(model, None, Padding(), device=torch.device("cpu"), pack_rows="on")

@@ -14,7 +14,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import full_weights
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
@@ -31,15 +31,15 @@ def train(
 ) -> tuple[list[float], dict[str, torch.Tensor], Any]:
     rows = TokenRows.from_lists(token_lists(70))
     model = tiny_bert()
-    strategies = choose_strategies(model, rows, Padding(), device=torch.device("cpu"), **wishes)
-    batches = Batches(rows, strategies.train_collate, 4, seed=5, accumulation=2, sampling="group_by_length")
+    speedups = apply_speedups(model, rows, Padding(), device=torch.device("cpu"), **wishes)
+    batches = Batches(rows, speedups.train_collate, 4, seed=5, accumulation=2, sampling="group_by_length")
     count, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=steps, num_epochs=1)
     optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1, layerwise_lr_decay=layerwise)
-    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), cut=strategies.cut)
+    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), speedups=speedups)
     plan = Plan(count, ends, Schedule("linear", 1e-3, 5, count), seed=5)
     losses = [e.loss for e in train_events(state, batches, plan) if isinstance(e, StepDone) and e.loss is not None]
-    with strategies.whole():
-        evaluated = predict_rows(model, rows, strategies.collate, state.runtime, max_rows=16, objective=state.objective)
+    with speedups.whole():
+        evaluated = predict_rows(model, rows, speedups.collate, state.runtime, max_rows=16, objective=state.objective)
     return losses, full_weights(state), evaluated
 
 

@@ -19,7 +19,7 @@ from tunesmith.events import StepDone
 from tunesmith.labels import Task
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.optimizer import make_optimizer, set_rate
@@ -82,10 +82,14 @@ def parts(place: Path) -> tuple[TrainState, Batches, Plan]:
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=0, num_epochs=2)
     plan = Plan(steps, ends, Schedule("linear", 1e-3, 3, steps), seed=OPTIONS["seed"], max_grad_norm=100.0)
     model = load(place)
-    strategies = choose_strategies(model, rows, Padding(), device=torch.device("cpu"), restrict_vocabulary="off")
-    batches = replace(batches, collate=strategies.train_collate)
+    speedups = apply_speedups(model, rows, Padding(), device=torch.device("cpu"), restrict_vocabulary="off")
+    batches = replace(batches, collate=speedups.train_collate)
     optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.01)
-    return TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True)), batches, plan
+    return (
+        TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), speedups=speedups),
+        batches,
+        plan,
+    )
 
 
 def by_events(place: Path) -> Outcome:

@@ -25,7 +25,7 @@ from tunesmith.labels import Task
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 from tunesmith.runs.writing import write_file
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import Identity, contiguous, load_weights, require_finite
 from tunesmith.training.distributed import RankRoster, make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
@@ -149,14 +149,14 @@ def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunWriter, Any]:
         patience=options["patience"],
     )
     model = tiny_bert(dropout=options["dropout"])
-    cut = None
+    speedups = None
     if options["fast"]:
         from dataclasses import replace
 
-        strategies = choose_strategies(model, rows, Padding(), device=torch.device("cpu"))
-        batches, cut = replace(batches, collate=strategies.train_collate), strategies.cut
+        speedups = apply_speedups(model, rows, Padding(), device=torch.device("cpu"))
+        batches = replace(batches, collate=speedups.train_collate)
     optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1)
-    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), runtime, cut=cut)
+    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), runtime, speedups=speedups)
     config = {"accumulation": options["accumulation"], "world": runtime.world, "rows": options["rows"]}
     identity = Identity("run", options["data"], config, {"names": options["labels"]}, options["versions"])
     describe = describe_with(model)
@@ -240,7 +240,8 @@ def follow(keeper: RunWriter, batches: Any, options: dict[str, Any]) -> None:
     keeper.stop.raise_at_once()
     tensors = digest(state)
     with keeper.best_weights() as best:
-        state.cut = None if state.cut is None else (state.cut.restore(), None)[1]
+        if state.speedups is not None:
+            state.speedups.close()
         if best is not None:
             load_weights(state.model, best)
     if state.runtime.is_main:

@@ -12,7 +12,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import LabelMap
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.loop import train_events
@@ -60,7 +60,7 @@ def make_state(
         num_hidden_layers=layers, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, num_labels=2
     )
     model = BertForSequenceClassification(config).to(runtime.device)
-    chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision=precision, **wishes)
+    chosen = apply_speedups(model, rows, Padding(), device=runtime.device, precision=precision, **wishes)
     batches = Batches(
         rows,
         chosen.train_collate,
@@ -73,7 +73,7 @@ def make_state(
     )
     optimizer = make_optimizer(model, learning_rate=5e-5, weight_decay=0.01, layers=chosen.fused)
     objective = TaskLoss(labels.task, 2, weights)
-    return TrainState(model, optimizer, objective, runtime, cut=chosen.cut, graphs=chosen.graphs), batches, chosen
+    return TrainState(model, optimizer, objective, runtime, speedups=chosen), batches, chosen
 
 
 def train(state: TrainState, batches: Batches, steps: int, total: int = 400) -> list[float]:

@@ -14,7 +14,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.loop import train_events
@@ -49,11 +49,11 @@ def train(
     }
     config = transformers.AutoConfig.for_model(kind, **given)
     model = transformers.AutoModelForSequenceClassification.from_config(config).to(runtime.device)
-    chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision=precision, **wishes)
+    chosen = apply_speedups(model, rows, Padding(), device=runtime.device, precision=precision, **wishes)
     batches = Batches(rows, chosen.train_collate, 8, seed=1, sampling="random", ahead=2, pinned=True)
     optimizer = make_optimizer(model, learning_rate=5e-5, layers=chosen.fused, captured=chosen.graphs is not None)
     objective = TaskLoss(Task.BINARY, 2)
-    state = TrainState(model, optimizer, objective, runtime, cut=chosen.cut, graphs=chosen.graphs, strategies=chosen)
+    state = TrainState(model, optimizer, objective, runtime, speedups=chosen)
     if chosen.graphs is not None:
         chosen.graphs.off = uncaptured
     plan = Plan(STEPS, (12, 24), Schedule("constant", 5e-5, 0, STEPS), seed=3, read_back_every=8)

@@ -1,4 +1,4 @@
-"""The exact strategies one by one, BERT-base's shape: packed batches, first token, cut vocabulary, captured passes."""
+"""The exact speedups one by one, BERT-base's shape: packed batches, first token, cut vocabulary, captured passes."""
 
 from __future__ import annotations
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
 from sklearn import base
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
 from sklearn.utils.validation import check_is_fitted
 
 from tiny_model import save_tiny_bert, sentences
-from tunesmith import TextClassifier, TextRegressor
+from tunesmith import TextClassifier, TextRegressor, finetune
 from tunesmith.errors import ConfigError
+from tunesmith.pipeline.watch import Watch
+from tunesmith.sklearn import as_targets
 
 TEXTS = [text for text, _ in sentences(24)]
 GOOD = np.array([good for _, good in sentences(24)])
@@ -229,3 +234,69 @@ def test_labels_that_were_not_in_fit_are_named_in_score(settings: dict[str, Any]
     assert all(type(name) is str for names in model.predict(TEXTS) for name in names)
     with pytest.raises(ValueError, match="previously unseen labels: 'z'"):
         model.score(TEXTS[:1], [["x", "z"]])
+
+
+def _through_joblib(model: Any, folder: Path) -> Any:
+    joblib.dump(model, folder / "model.joblib")
+    return joblib.load(folder / "model.joblib")
+
+
+@pytest.mark.parametrize(
+    "travel",
+    [lambda model, _: pickle.loads(pickle.dumps(model)), _through_joblib, lambda model, _: copy.deepcopy(model)],
+    ids=["pickle", "joblib", "deepcopy"],
+)
+def test_copied_estimator_predicts_the_same(travel: Any, fitted: TextClassifier, tmp_path: Path) -> None:
+    again = travel(fitted, tmp_path)
+    np.testing.assert_array_equal(again.predict_proba(TEXTS), fitted.predict_proba(TEXTS))
+    assert again.classes_.tolist() == fitted.classes_.tolist()
+    assert TextClassifier.load(again.save(tmp_path / "saved")).predict(TEXTS[:2]).shape == (2,)
+    assert travel(TextClassifier(max_steps=3), tmp_path).get_params()["max_steps"] == 3
+
+
+def test_cross_validate_in_two_processes_returns_fitted_estimators(settings: dict[str, Any]) -> None:
+    found = cross_validate(TextClassifier(**settings), TEXTS, NAMES, cv=2, n_jobs=2, return_estimator=True)
+    assert [model.predict(TEXTS).shape for model in found["estimator"]] == [(24,), (24,)]
+
+
+def test_column_equal_to_target_is_refused(settings: dict[str, Any]) -> None:
+    frame = pd.DataFrame({"text": TEXTS, "label": NAMES})
+    with pytest.raises(ValueError, match="the text column 'label' equals the labels"):
+        TextClassifier(**settings).fit(frame, frame["label"])
+    with pytest.raises(ValueError, match="the text column 'label' equals the labels"):
+        finetune(frame, frame["label"])
+
+
+def test_random_state_object_is_accepted(settings: dict[str, Any]) -> None:
+    models = [TextClassifier(**settings, random_state=np.random.RandomState(0)).fit(TEXTS, NAMES) for _ in range(2)]
+    np.testing.assert_array_equal(*(model.predict_proba(TEXTS) for model in models))
+
+
+def test_unsupported_arguments_suggest_existing_options() -> None:
+    with pytest.raises(TypeError, match=r"no parameter 'class_weight'\. Use options=\{'class_weights': \.\.\.\}"):
+        TextClassifier(class_weight="balanced")
+    with pytest.raises(TypeError, match=r"fit doesn't support sample_weight\. Use options=\{'class_weights'"):
+        TextClassifier().fit(TEXTS, NAMES, sample_weight=np.ones(24))
+
+
+def test_many_classes_print_no_warnings() -> None:
+    names = [f"c{k % 14}" for k in range(24)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(as_targets(names).classes) == 14
+
+
+@pytest.mark.parametrize("rare", ["good", "bad"])
+def test_predict_proba_has_one_column_order_everywhere(rare: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """The model's own label order depends on which class is rarer; the columns don't."""
+    kept = [k for k in range(24) if NAMES[k] != rare or k % 3 == 0]
+    texts, names = [TEXTS[k] for k in kept], [str(NAMES[k]) for k in kept]
+    options = {**settings, **settings["options"], "output_dir": tmp_path / "run", "validation_split_fraction": 0.0}
+    del options["options"]
+    result = finetune(texts, names, watch=Watch(pages=False), **options)
+    assert result.labels[1] == rare
+    frame = result.predictor.predict_proba(texts)
+    estimator = TextClassifier(**settings).fit(texts, names)
+    assert list(result.classes_) == list(frame.columns) == estimator.classes_.tolist() == ["bad", "good"]
+    np.testing.assert_array_equal(result.predict_proba(texts), frame.to_numpy())
+    assert result.predict(texts) == [result.classes_[k] for k in result.predict_proba(texts).argmax(axis=1)]

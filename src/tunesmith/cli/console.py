@@ -73,15 +73,11 @@ class Console:
         *,
         bars: bool | None = None,
         logging_steps: float | None = None,
-        logging_strategy: str = "steps",
-        logging_first_step: bool = False,
         stream: TextIO | None = None,
     ) -> None:
         self.stream = stream or sys.stderr
         self.bars = self.stream.isatty() and os.environ.get("TERM") != "dumb" if bars is None else bars
         self.logging_steps = logging_steps
-        self.logging_strategy = logging_strategy
-        self.logging_first_step = logging_first_step
         self._watch = Watch()
         self._training: Any = None
         self._bar: Any = None
@@ -177,10 +173,8 @@ class Console:
         """Sets the length of the run, which a resumed run does not announce by a RunStarted event."""
         self._num_steps = num_steps
         every = self.logging_steps
-        if self.logging_strategy == "epoch":
-            self._every = max(1, round(steps_per_epoch))
-        elif every is None:
-            self._every = max(1, round(steps_per_epoch / 20))
+        if every is None:
+            self._every = max(1, round(num_steps / 10))
         else:
             self._every = max(1, int(num_steps * every)) if 0 < every < 1 else int(every)
 
@@ -188,8 +182,7 @@ class Console:
         if event.loss is not None:
             self._losses.append(event.loss)
         self._recent.append(event.seconds)
-        first = event.step == 1 and self.logging_first_step
-        shown = event.step % self._every == 0 or event.step == self._num_steps or first
+        shown = event.step % self._every == 0 or event.step == self._num_steps
         mean = sum(self._losses) / len(self._losses) if self._losses else float("nan")
         if self.bars:
             if self._training is None:
@@ -197,7 +190,7 @@ class Console:
             self._training.update(event.step - self._training.n)
             if shown or not self._training.postfix:
                 self._training.set_postfix_str(f"loss {mean:.4f}", refresh=False)
-        elif shown and self.logging_strategy != "no":
+        elif shown:
             self._write(
                 f"step {event.step}/{self._num_steps}  epoch {event.epoch:.2f}  loss {mean:.4f}  "
                 f"lr {event.learning_rate:.2e}  {self._rate_and_rest(event.step)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.cli.parser import add_flag
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.runs.folder import RunDir
 
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, TypeVar
 
 from tunesmith.cli.parser import add_config_arguments, config_from_args
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.runs.environment import read_launch
 
@@ -27,7 +27,7 @@ Made = TypeVar("Made")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command: all options of a run."""
-    add_config_arguments(parser, positional=True)
+    add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,8 +81,6 @@ def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
     console = Console(
         bars=None if config.disable_tqdm is None else not config.disable_tqdm,
         logging_steps=config.logging_steps,
-        logging_strategy=config.logging_strategy,
-        logging_first_step=config.logging_first_step,
     )
     try:
         return job(console.watch())

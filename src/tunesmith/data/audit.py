@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import tempfile
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def _compare_labels(split: str, train: Ints, other: Ints, labels: LabelMap) -> l
         one, two = train[np.isfinite(train)], other[np.isfinite(other)]
         distance = _ks(one, two)
         noise = _ks_noise(len(one), len(two))
-        what = "the numbers to predict are"
+        what = f"The label distribution differs between train and {split}"
     else:
         one, two = train[train >= 0], other[other >= 0]
         if not len(one) or not len(two):
@@ -121,10 +122,11 @@ def _compare_labels(split: str, train: Ints, other: Ints, labels: LabelMap) -> l
         distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
         noise = float(np.sqrt(shares[0] * (1 - shares[0]) * (1 / len(one) + 1 / len(two))).sum() / 2 * 2)
         top = int(np.abs(shares[0] - shares[1]).argmax())
-        what = f"{labels.names[top]!r} is {shares[0][top]:.1%} of train and {shares[1][top]:.1%} of {split}; labels are"
+        of_train, of_split = f"{shares[0][top]:.1%} of train", f"{shares[1][top]:.1%} of {split}"
+        what = f"The label distribution differs: {labels.names[top]!r} is {of_train} and {of_split}"
     if distance < max(LABEL_DISTANCE, 2 * noise):
         return []
-    evidence = f"In {split}, {what} distributed otherwise than in train (distance {distance:.2f}, chance {noise:.2f})."
+    evidence = f"{what} (distance {distance:.2f}; {noise:.2f} expected by chance)."
     advice = (f"Draw {split} from the same rows as train, or choose by a metric that does not depend on the shares.",)
     return [Finding("label_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})]
 
@@ -135,10 +137,8 @@ def _compare_lengths(split: str, train: Ints, other: Ints) -> list[Finding]:
     if distance < max(LENGTH_DISTANCE, 2 * noise):
         return []
     here, there = (" to ".join(f"{at:,.0f}" for at in np.quantile(some, (0.25, 0.75))) for some in (other, train))
-    evidence = (
-        f"Texts of {split} have other lengths than those of train: the middle half have {here} characters, "
-        f"in train {there}."
-    )
+    middle = f"the middle half has {there} characters in train, {here} in {split}"
+    evidence = f"Text lengths differ between train and {split}: {middle}."
     advice = (f"Check that {split} and train are the same kind of text.",)
     return [Finding("length_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})]
 
@@ -163,8 +163,8 @@ def _compare_words(split: str, train: Sequence[str], other: Sequence[str]) -> li
     if area < max(WORDS_AUC[0], 0.5 + 3 * noise):
         return []
     severity: Severity = "warning" if area >= WORDS_AUC[1] else "info"
-    evidence = f"Texts of {split} can be told from those of train by their words (area under the ROC curve {area:.2f})."
-    advice = (f"If new rows will be like {split}, that is the honest score; if not, draw {split} from train.",)
+    evidence = f"A linear classifier distinguishes {split} texts from train texts by their words (ROC AUC {area:.2f})."
+    advice = (f"If new data will be like {split}, its score is the right one; if not, draw {split} from train.",)
     return [Finding("text_drift", severity, evidence, advice, numbers={"split": split, "auc": area})]
 
 
@@ -246,8 +246,8 @@ def _majority(split: str, counts: Ints, top: int, labels: LabelMap) -> list[Find
         return []
     accuracy = float(counts[top] / total)
     name = labels.names[top]
-    evidence = f"Always answering {name!r} is right on {accuracy:.1%} of the {total:,} labelled {split} rows."
-    advice = ("A model is worth something only above that accuracy.",)
+    evidence = f"Constant baseline: {name!r} is the label of {accuracy:.1%} of the {total:,} labeled {split} rows."
+    advice = ("A useful model is above that accuracy.",)
     numbers = {"split": split, "label": name, "accuracy": accuracy, "rows": total}
     return [Finding("majority_baseline", "info", evidence, advice, numbers=numbers)]
 
@@ -298,6 +298,7 @@ FEWEST_ROWS = 40
 FOLDS = 5
 LARGE_SHARE = 0.5
 """From this share of the constant answer's errors removed without reading the text, it is a warning."""
+_WORD = re.compile(r"\w+")
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 DATE = re.compile(r"\b(?:(?:19|20)\d\d[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.](?:19|20)\d\d)\b")
 
@@ -333,7 +334,7 @@ def find_giveaways(
             values = column_features([cell for cell, good in zip(cells, known, strict=True) if good])
             one = judge_features(f"column {name!r}", values, ids[known], folds, regression=regression)
             findings.append(_column(name, one, cells, len(labels), regression=regression))
-    findings.append(_named(sample, ids, labels, text))
+    findings += [_named(sample, ids, labels, text), _markers(sample, ids, labels, text)]
     return [finding for finding in findings if finding is not None]
 
 
@@ -349,7 +350,9 @@ def judge_features(name: str, values: Ints, ids: Ints, folds: Ints, *, regressio
         here = folds == fold
         if here.all() or len(np.unique(ids[~here])) < 2:
             return ContentFree(name, 0.0, 0.0, False)
-        tree = kind(max_leaf_nodes=64, min_samples_leaf=leaf, random_state=0).fit(values[~here], ids[~here])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The number of unique classes")  # many classes are fine here
+            tree = kind(max_leaf_nodes=64, min_samples_leaf=leaf, random_state=0).fit(values[~here], ids[~here])
         answers[here] = tree.predict(values[here])
         constant[here] = ids[~here].mean() if regression else most
     if regression:
@@ -366,12 +369,13 @@ def _baseline(found: Sequence[ContentFree], *, regression: bool) -> Finding | No
     shown = [one for one in found if one.sure and one.name != PLACE]  # no model sees the place
     if not shown:
         return None
-    unit = "R2 {:.2f}" if regression else "{:.1%}"
-    words = ", ".join(f"{one.name} {unit.format(one.score)}" for one in sorted(shown, key=lambda one: -one.score))
+    form = "{:.2f}" if regression else "{:.1%}"
+    words = ", ".join(f"{one.name} {form.format(one.score)}" for one in sorted(shown, key=lambda one: -one.score))
     floor = "" if regression else f" (the most frequent label: {shown[0].constant:.1%})"
-    evidence = f"Without reading a word, a small tree scores, out of fold: {words}{floor}."
+    unit = "R2" if regression else "accuracy"
+    evidence = f"Decision trees that ignore the words reach this cross-validated {unit}: {words}{floor}."
     numbers = {one.name: one.score for one in found} | {"constant": shown[0].constant}
-    advice = ("A model that reads must be clearly above that.",)
+    advice = ("A model that reads the text must be clearly above that.",)
     return Finding("content_free_baseline", "info", evidence, advice, numbers=numbers)
 
 
@@ -380,14 +384,12 @@ def _giveaway(one: ContentFree, *, regression: bool) -> Finding | None:
         return None
     numbers = {"feature": one.name, "score": one.score, "constant": one.constant}
     if one.name == PLACE:
-        evidence = f"Rows of one label stand together in the file: the row number alone is right on {one.score:.1%}."
-        advice = ("Shuffle it before rows are taken by their place (--max_train_samples, a split by hand).",)
+        evidence = f"The file is sorted by label: the row number predicts {one.score:.1%} of the labels."
+        advice = ("Shuffle the file before you split it by hand.",)
         return Finding("sorted_by_label", "info", evidence, advice, numbers=numbers)
     says = f"R2 {one.score:.2f}" if regression else f"{one.score:.1%} of the labels"
-    evidence = f"{one.name[0].upper()}{one.name[1:]} gives {says} away without reading the text."
-    advice = (
-        "Find out how the rows were made: a model learns this instead of the text, and new rows will not have it.",
-    )
+    evidence = f"{one.name[0].upper()}{one.name[1:]} predicts {says} without reading the text."
+    advice = ("Check how the rows were made: a model learns this instead of the text, and new rows may not have it.",)
     return Finding("label_giveaway", "warning", evidence, advice, numbers=numbers)
 
 
@@ -397,9 +399,11 @@ def _column(name: str, one: ContentFree, cells: Sequence[Any], labels: int, *, r
     numbers = {"column": name, "score": one.score, "constant": one.constant}
     says = f"R2 {one.score:.2f}" if regression else f"{one.score:.1%} of the labels"
     if len({str(cell) for cell in cells}) <= max(2 * labels, 10):
-        evidence = f"The column {name!r} says the same as the label ({says}). It is not read."
+        evidence = f"Column {name!r} repeats the label ({says}). The model does not use this column."
         return Finding("column_repeats_label", "info", evidence, numbers=numbers)
-    evidence = f"The column {name!r} gives {says} away: its ids or dates go by label. The model does not read it."
+    evidence = (
+        f"Column {name!r} predicts {says}: ids or dates correlate with the label. The model does not use this column."
+    )
     advice = (
         "Check how the rows were collected: labels that follow ids or dates often differ in source, not in meaning.",
     )
@@ -418,9 +422,40 @@ def _named(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]) 
     alone = own & (inside[known].sum(axis=1) == 1)
     if alone.mean() < 0.8:
         return None
-    evidence = f"{alone.mean():.1%} of the train rows hold the name of their own label, and of no other, in the text."
+    evidence = f"{alone.mean():.1%} of the train texts contain the name of their label, and of no other."
     advice = ("Remove the label from the text: the model learns to look it up.",)
     numbers = {"feature": "label name", "score": float(alone.mean())}
+    return Finding("label_giveaway", "warning", evidence, advice, numbers=numbers)
+
+
+MARKER_SHARE, MARKER_ELSEWHERE = 0.95, 0.02
+MOST_MARKED = 100
+"""Classes; with more, no word is searched for."""
+
+
+def _markers(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]) -> Finding | None:
+    """Find words such as [POS] that nearly all rows of a class have and hardly any other row, for all classes but one."""
+    if labels.task is Task.REGRESSION or len(labels) > MOST_MARKED:
+        return None
+    counts: dict[int, Counter[str]] = {}
+    joined = [" ".join(str(sample.columns[name][row])[:2_000] for name in text) for row in range(len(ids))]
+    for label, words in zip(ids.tolist(), joined, strict=True):
+        if label >= 0:
+            counts.setdefault(label, Counter()).update(set(_WORD.findall(words)))
+    rows = {label: int((ids == label).sum()) for label in counts}
+    every = sum(counts.values(), Counter())
+    found: dict[int, str] = {}
+    for label, own in counts.items():
+        least, most = MARKER_SHARE * rows[label], MARKER_ELSEWHERE * (sum(rows.values()) - rows[label])
+        marks = [word for word, count in own.items() if count >= least and every[word] - count <= most]
+        if marks:
+            found[label] = min(marks, key=lambda word: (every[word] - own[word], -own[word], word))
+    if len(found) < max(1, len(counts) - 1):
+        return None
+    shown = first_few([f"{word!r} for {labels.names[label]!r}" for label, word in found.items()], SHOWN)
+    evidence = f"The text contains the label: a single word identifies it in at least {MARKER_SHARE:.0%} of the rows ({shown})."
+    advice = ("Remove the word if it was added with the label: the model learns it instead of the text.",)
+    numbers = {"feature": "marker words", "words": {labels.names[label]: word for label, word in found.items()}}
     return Finding("label_giveaway", "warning", evidence, advice, numbers=numbers)
 
 
@@ -485,14 +520,14 @@ def find_overlaps(
     for split, (exact, like) in rows.items():
         if split != "train" and "train" in rows:
             same = _agreement(like, rows["train"][1], ids[split], ids["train"], labels)
-            findings += _leaks(split, exact, like, *rows["train"], same, complete=near.complete)
-        findings += _repeats(split, exact, like, complete=near.complete)
+            findings += _leaks((split, parts[split]), exact, like, rows["train"], agree=same, complete=near.complete)
+        findings += _repeats((split, parts[split]), exact, like, complete=near.complete)
         findings += _swaps(split, exact)
-        findings += _constant(split, exact, survey.of(split, survey.characters))
+        findings += _constant((split, parts[split]), exact, survey.of(split, survey.characters))
     if near.least >= CLOSE + 10 and "train" in rows:
         close = near_roots(near.earlier(CLOSE), equal)
         findings += _close_by_nature(near, {split: survey.of(split, close) for split in parts}, ids, labels)
-    return findings + _contradictions({split: found[0] for split, found in rows.items()}, ids, labels)
+    return findings + _contradictions(parts, {split: found[0] for split, found in rows.items()}, ids, labels)
 
 
 def _close_by_nature(
@@ -501,8 +536,8 @@ def _close_by_nature(
     """Where nearness alone is no sign of a copy: rows of a template, one word changed, made from each other."""
     least = "" if near.complete else "At least "
     evidence = (
-        f"{least}{near.by_nature:.0%} of the train texts are close to another one, as texts of one template are. So texts "
-        f"are called nearly equal here from {near.least}% of their letter pairs in common, not from {CLOSE}%."
+        f"{least}{near.by_nature:.0%} of the train texts resemble each other, as if generated from templates. The near-duplicate "
+        f"threshold was raised from {CLOSE}% to {near.least}% similarity."
     )
     severity: Severity = "info"
     train = row_keys(np.sort(rows["train"], axis=1))
@@ -513,8 +548,8 @@ def _close_by_nature(
         share = numbers[f"{split}_share"] = float(np.isin(row_keys(np.sort(found, axis=1)), train).mean())
         if share >= CLOSE_SHARE and _agreement(found, rows["train"], ids[split], ids["train"], labels):
             severity = "warning"
-            evidence += f" {share:.0%} of the {split} rows are close to a train row, mostly with its label."
-    advice = ("If rows were made from each other, keep all that were made from one row on one side of the split.",)
+            evidence += f" {share:.0%} of the {split} rows resemble a train row, mostly with the same label."
+    advice = ("If rows were generated from each other, keep all rows of one source on one side of the split.",)
     return [Finding("close_by_nature", severity, evidence, advice, numbers=numbers)]
 
 
@@ -545,8 +580,9 @@ def _agreement(like: Ints, train: Ints, ids: Ints, train_ids: Ints, labels: Labe
 
 
 def _leaks(
-    split: str, exact: Ints, like: Ints, train: Ints, train_like: Ints, agree: bool, *, complete: bool
+    where: Split, exact: Ints, like: Ints, in_train: tuple[Ints, Ints], *, agree: bool, complete: bool
 ) -> list[Finding]:
+    (split, part), (train, train_like) = where, in_train
     whole = np.isin(row_keys(np.sort(exact, axis=1)), row_keys(np.sort(train, axis=1)))
     nearly = np.isin(row_keys(np.sort(like, axis=1)), row_keys(np.sort(train_like, axis=1))) & ~whole
     shared = np.isin(exact, np.unique(train)).any(axis=1)
@@ -557,21 +593,21 @@ def _leaks(
         "equal_rows": int(whole.sum()),
         "near_rows": int(nearly.sum()),
         "shared_rows": int(shared.sum()),
-        "first_rows": _first(whole | nearly),
+        "first": _first(part, whole | nearly),
     }
     findings = []
     if count:
         least, so = "" if complete else "at least ", " or nearly so" if nearly.any() else ""
         evidence = (
             f"{least}{count:,} of {len(exact):,} {split} rows are in train{so}: {int(whole.sum()):,} equal, "
-            f"{int(nearly.sum()):,} nearly equal (first: {_rows(numbers['first_rows'])})."
+            f"{int(nearly.sum()):,} nearly equal (first: {_shown(part, whole | nearly)})."
         )
-        steps = [f"Remove them from train or from {split}: the {split} score is too good by what was memorised."]
+        steps = [f"Remove them from train or from {split}: the {split} score is too optimistic."]
         if not whole.any():
             steps.append("If rows are made from templates, keep all rows of one template on one side.")
         serious = count if agree else int(whole.sum())
         if not agree:
-            evidence += " The nearly equal ones have another label as often as by chance."
+            evidence += " Near-duplicates agree in their label only as often as by chance."
         severity: Severity = "warning" if serious >= max(3, LEAK_SHARE * len(exact)) else "info"
         findings.append(
             Finding("split_leak", severity, evidence[0].upper() + evidence[1:], tuple(steps), numbers=numbers)
@@ -584,24 +620,30 @@ def _leaks(
     return findings
 
 
-def _repeats(split: str, exact: Ints, like: Ints, *, complete: bool) -> list[Finding]:
+def _repeats(where: Split, exact: Ints, like: Ints, *, complete: bool) -> list[Finding]:
     repeated = _again(exact)
     near = _again(like) & ~repeated
     many = repeated.sum() >= REPEAT_SHARE * len(repeated) and len(repeated) >= 20
     least = "" if complete else "At least "
     advice = "Remove the repeats unless {}: they weigh more than other rows."
     what, meant = "repeat the text of an earlier row", advice.format("they are meant")
-    found = [_of_rows("duplicate_rows", "warning" if many else "info", split, repeated, what, meant)]
+    found = [_of_rows("duplicate_rows", "warning" if many else "info", where, repeated, what, meant)]
     what, meant = "nearly repeat the text of an earlier row", advice.format("the rows come from a template")
-    found.append(_of_rows("near_duplicate_rows", "info", split, near, what, meant, least))
+    found.append(_of_rows("near_duplicate_rows", "info", where, near, what, meant, least))
     return [finding for finding in found if finding.numbers["rows"]]
 
 
-def _of_rows(code: str, severity: Severity, split: str, rows: Ints, what: str, advice: str, least: str = "") -> Finding:
-    """A finding about the rows of a split for which `rows` is true."""
-    numbers = {"split": split, "rows": int(rows.sum()), "of": len(rows), "first_rows": _first(rows)}
-    first = _rows(numbers["first_rows"])
-    evidence = f"{least}{numbers['rows']:,} of {len(rows):,} {split} rows {what} (first: {first})."
+Split = tuple[str, Part]
+"""The name of a split and its rows."""
+
+
+def _of_rows(
+    code: str, severity: Severity, where: Split, rows: Ints, what: str, advice: str, least: str = ""
+) -> Finding:
+    """Return a finding about the rows of a split for which `rows` is true."""
+    split, part = where
+    numbers = {"split": split, "rows": int(rows.sum()), "of": len(rows), "first": _first(part, rows)}
+    evidence = f"{least}{numbers['rows']:,} of {len(rows):,} {split} rows {what} (first: {_shown(part, rows)})."
     return Finding(code, severity, evidence, (advice,), numbers=numbers)
 
 
@@ -624,13 +666,13 @@ def _swaps(split: str, rows: Ints) -> list[Finding]:
     return [Finding("swapped_pairs", "info", evidence, advice, numbers={"split": split, "pairs": swapped})]
 
 
-def _constant(split: str, rows: Ints, characters: Ints) -> list[Finding]:
+def _constant(where: Split, rows: Ints, characters: Ints) -> list[Finding]:
     """Texts that are empty, and one text in a large share of the rows of its column."""
     findings = []
     empty = (characters == 0).any(axis=1)
     if empty.any():
         advice = "Fill them in or remove them: a model can only guess there."
-        findings.append(_of_rows("empty_text", "warning", split, empty, "have an empty text", advice))
+        findings.append(_of_rows("empty_text", "warning", where, empty, "have an empty text", advice))
     for column in range(rows.shape[1]):
         texts, counts = np.unique(rows[:, column], return_counts=True)
         top = int(counts.max(initial=0))
@@ -639,11 +681,13 @@ def _constant(split: str, rows: Ints, characters: Ints) -> list[Finding]:
             what = "have one and the same text" + ("" if rows.shape[1] == 1 else f" as text {column + 1}")
             advice = "Check that the text column is the right one, and whether this text is a placeholder."
             severity: Severity = "warning" if rows.shape[1] == 1 or top == len(rows) else "info"
-            findings.append(_of_rows("constant_text", severity, split, same, what, advice))
+            findings.append(_of_rows("constant_text", severity, where, same, what, advice))
     return findings
 
 
-def _contradictions(rows: Mapping[str, Ints], ids: Mapping[str, Ints], labels: LabelMap) -> list[Finding]:
+def _contradictions(
+    parts: Mapping[str, Part], rows: Mapping[str, Ints], ids: Mapping[str, Ints], labels: LabelMap
+) -> list[Finding]:
     """Rows with the same text and another label (other labels, a number far away), in all labelled rows together."""
     first = first_equal(np.concatenate([row_keys(found) for found in rows.values()]))
     group = np.where(first >= 0, first, np.arange(len(first), dtype=np.int32))
@@ -670,7 +714,7 @@ def _contradictions(rows: Mapping[str, Ints], ids: Mapping[str, Ints], labels: L
             severity: Severity = "warning" if here.sum() >= CONTRADICTION_SHARE * len(found) else "info"
             text = f"have the same text as another row but {what}"
             advice = "Decide which label is right: no model can get both."
-            findings.append(_of_rows("contradicting_labels", severity, split, here, text, advice))
+            findings.append(_of_rows("contradicting_labels", severity, (split, parts[split]), here, text, advice))
     return findings
 
 
@@ -683,15 +727,13 @@ def row_keys(rows: Ints) -> Ints:
     return keys
 
 
-def _first(rows: Ints) -> list[int]:
-    """Row numbers from 1, the first few."""
-    found: list[int] = (np.flatnonzero(rows)[:SHOWN_ROWS] + 1).tolist()
-    return found
+def _first(part: Part, rows: Ints) -> list[str]:
+    """Return the places in the file of the first rows for which `rows` is true."""
+    return [part.where(row) for row in np.flatnonzero(rows)[:SHOWN_ROWS]]
 
 
-def _rows(numbers: object) -> str:
-    shown = numbers[:3] if isinstance(numbers, list) else []
-    return f"row{'s' if len(shown) > 1 else ''} {', '.join(f'{n:,}' for n in shown)}"
+def _shown(part: Part, rows: Ints) -> str:
+    return ", ".join(_first(part, rows)[:3])
 
 
 MOST_TOKENIZED = 3_000

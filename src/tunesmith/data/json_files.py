@@ -1,12 +1,12 @@
 """JSON lines, JSON files, fastText lines (`__label__NAME text`), and the exports of Label Studio, Doccano and Argilla.
 
-Rules. JSON lines have one object per line; empty lines are allowed only at the end. A key that appears twice, NaN, Infinity, a number
-too large for a float, nesting deeper than 64 and half a surrogate pair are refused with their line. A `.json` file may also be one
-array of objects, or one object that contains the rows; it is read whole, so its size is limited.
+Rules. JSON lines have one object per line; empty lines are allowed only at the end. A key that appears twice, NaN, Infinity, a
+number too large for a float, nesting deeper than 64 and half a surrogate pair are refused with their line. A `.json` file may
+also be one array of objects, or one object that contains the rows; it is read whole, so its size is limited.
 
-A key that a record does not have is null there, unless the record has a key of almost that name. A column contains text, integers,
-numbers, true/false or lists of one of these, and null; integers mixed with fractions become numbers. An object inside a record
-becomes one column per key, `data.text`; lists of objects are kept as JSON text.
+A key that a record does not have is null there, unless the record has a key of almost that name. A column contains text,
+integers, numbers, true/false or lists of one of these, and null; integers mixed with fractions become numbers. An object inside a
+record becomes one column per key, `data.text`; lists of objects are kept as JSON text.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _is_lines(head: str) -> bool:
 
 
 def rows_of_object(value: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of one object: a list of rows under a key such as "data", one value per column (pandas), or one row per key."""
+    """Return the rows of one object: a list of rows under a key such as "data", one key per column (pandas), or one per row."""
     rows = [cells for cells in value.values() if isinstance(cells, list) and cells and isinstance(cells[0], dict)]
     if rows:
         return max(rows, key=len)

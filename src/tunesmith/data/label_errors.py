@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.data.source import Ints
+from tunesmith.data.source import Ints, Part
 from tunesmith.findings import Finding, Severity
 from tunesmith.labels import LabelMap, Task
 
@@ -143,22 +143,21 @@ WARN_SHARE = 0.08
 
 
 def describe_suspects(
-    suspects: Sequence[Suspect], rows: Ints, ids: Ints, labels: LabelMap, of: int, method: str, where: str | None
+    suspects: Sequence[Suspect], part: Part, rows: Ints, ids: Ints, labels: LabelMap, *, method: str, review: str | None
 ) -> list[Finding]:
-    """One finding about all of them. `rows`: the row numbers of the judged rows, `of`: all rows of the split."""
+    """Return one finding about all of them. `rows` are the judged rows of the source of `part`; `review` is the review file."""
     if not suspects:
         return []
     share = len(suspects) / len(rows)
-    sampled = "" if len(rows) == of else f" (an even sample of {of:,})"
+    sampled = "" if len(rows) == len(part) else f" (an even sample of {len(part):,})"
     first = suspects[0]
     kind = f"{_name(ids[first.row], labels)} instead of {_name(first.suggested, labels)}"
     evidence = (
-        f"{len(suspects):,} of {len(rows):,} train rows{sampled} have a label that a model fitted without them contradicts "
-        f"({method}); "
-        f"the strongest: row {int(rows[first.row]) + 1:,}, {kind}."
+        f"{len(suspects):,} of {len(rows):,} train rows{sampled} have a suspected label error, found by cross-validation "
+        f"({method}); the strongest: {part.source.where(int(rows[first.row]))}, {kind}."
     )
-    step = f"Read them in {where}, correct the column label, and train with --labels_file {where}."
-    advice = (step if where else "Write them out with `tunesmith audit --review_file review.csv` and read them.",)
+    step = f"Read them in {review}, correct the column label, and train with --labels_file {review}."
+    advice = (step if review else "Write them out with `tunesmith audit --review_file review.csv` and read them.",)
     severity: Severity = "warning" if share >= WARN_SHARE else "info"
     numbers = {"rows": len(suspects), "judged": len(rows), "share": share, "method": method}
     return [Finding("suspicious_labels", severity, evidence, advice, numbers=numbers)]

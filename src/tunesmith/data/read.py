@@ -1,6 +1,7 @@
 """The path from files, tables in memory or the Hub to splits that are ready for tokenizing.
 
-`load_data` is the story: read the sources, find the columns, drop or refuse bad rows, encode the labels, hold out validation rows.
+`load_data` is the story: read the sources, find the columns, refuse or skip bad rows, encode the labels, hold out validation
+rows.
 `read_source` reads one file or table: files are parsed once, stored as Arrow by content, and memory-mapped.
 """
 

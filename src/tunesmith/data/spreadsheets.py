@@ -1,7 +1,7 @@
 """Spreadsheets (.xlsx, .xls, .ods): every cell becomes the text a person would type.
 
-The reader expands a sheet to a dense table, so that one cell in a far corner, a damaged reference or a zip bomb can exhaust the memory,
-panic or abort. It therefore runs in a separate process with limits on memory and time; this process gets a table or an error.
+The reader expands a sheet to a dense table: one cell in a far corner, a damaged reference or a zip bomb can exhaust the memory or
+abort the process. It therefore runs in a separate process with limits on memory and time; this one gets a table or an error.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from tunesmith.data.columns import Columns
+    from tunesmith.data.source import Part
 
 VERSION = 4
 """Part of every cache key: raise it when the stored columns or their meaning change."""
@@ -526,11 +527,12 @@ class TruncationCount:
         )
 
 
-def describe_empty(what: str, rows: Sequence[int]) -> str:
+def describe_empty(what: str, rows: Sequence[int], part: Part | None = None) -> str:
     """Return one line about rows without a token of text."""
     count = "1 row has" if len(rows) == 1 else f"{len(rows):,} rows have"
+    first = f"row {rows[0] + 1}" if part is None else part.where(rows[0])
     return (
-        f"Warning: {what}: {count} no token of text (first: row {rows[0] + 1}), so the model sees nothing of them. "
+        f"Warning: {what}: {count} no token of text (first: {first}), so the model sees nothing of them. "
         "Remove them, or look for characters that the tokenizer drops."
     )
 

@@ -91,7 +91,7 @@ class TextPredictions:
 class Predictor:
     """A trained model: `predict(texts)` returns label names, `predict_proba(texts)` a DataFrame, `probabilities(texts)` an array.
 
-    Columns of probabilities are in the order of `classes_`.
+    Columns of `predict_proba` are in the order of `classes_`, those of `probabilities` in the order of the model's `id2label`.
     """
 
     network: Network
@@ -121,8 +121,9 @@ class Predictor:
 
     @property
     def classes_(self) -> list[str]:
-        """Label names in the order of the model's `id2label`."""
-        return list(self.facts.labels.names)
+        """Sorted label names, as in scikit-learn: the columns of `predict_proba`."""
+        labels = self.facts.labels
+        return [labels.names[k] for k in labels.class_order]
 
     def __repr__(self) -> str:
         labels = self.facts.labels
@@ -142,13 +143,14 @@ class Predictor:
             import pandas as pd
         except ModuleNotFoundError:
             problem = "predict_proba returns a pandas DataFrame, and pandas is not installed"
-            fix = "Use probabilities(texts), an array with the columns of classes_."
+            fix = "Use probabilities(texts), an array with a column for each label id."
             raise ResourceError(problem, fix=fix) from None
         index = texts.index if isinstance(texts, (pd.Series, pd.DataFrame)) else None
-        return pd.DataFrame(self.probabilities(texts, pairs), columns=self.classes_, index=index)
+        table = self.probabilities(texts, pairs)[:, self.facts.labels.class_order]
+        return pd.DataFrame(table, columns=self.classes_, index=index)
 
     def probabilities(self, texts: Any, pairs: Any = None) -> npt.NDArray[np.float64]:
-        """Return one row of probabilities per text or pair, in the order of `classes_`; for regression, the value."""
+        """Return one row of probabilities per text or pair, in the order of `id2label`; for regression, the value."""
         return probabilities_of(self.logits(texts, pairs), self.facts.labels.task)
 
     def logits(self, texts: Any, pairs: Any = None) -> npt.NDArray[np.float32]:

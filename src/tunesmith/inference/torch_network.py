@@ -27,7 +27,7 @@ from tunesmith.inference.model_folder import ModelFacts, read_facts
 from tunesmith.models.files import Seal, load_tokenizer, position_limit, require_segments
 from tunesmith.models.load import load_model, read_model_config
 from tunesmith.runs.manifest import MANIFEST
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import Precision, Runtime, make_runtime
 from tunesmith.training.evaluation import predict_rows
 
@@ -93,10 +93,10 @@ def load_torch_network(
     if loaded.notes:
         raise ConfigError(f"is not a trained classifier ({loaded.notes[0]})", where=str(folder), fix="Train it first.")
     model = loaded.model.eval()
-    strategies = choose_strategies(
+    speedups = apply_speedups(
         model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
     )
     longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
     cores = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
     processes = 0 if runtime.device.type == "cpu" else max(cores - SPARED_CORES, 0)
-    return TorchNetwork(model, tokenizer, runtime, strategies.collate, longest, facts.long_texts, processes), facts
+    return TorchNetwork(model, tokenizer, runtime, speedups.collate, longest, facts.long_texts, processes), facts

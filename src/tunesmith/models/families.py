@@ -1,4 +1,4 @@
-"""Which encoders the exact strategies know, and where their parts are; whether a model is the very thing that transformers builds
+"""Which encoders the exact speedups know, and where their parts are; whether a model is the very thing that transformers builds
 from its config: class by class, with no hook inside; and models with PEFT adapters: the model inside, and the files that hold
 what is trained. Home of `peft`, which is optional.
 """

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.cache import read_prediction_columns
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds

@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, to_dict
+from tunesmith.config.load import REMOVED_DEFAULTS, load_config
+from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.data.read import DataBundle
 from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.models.files import read_config_file
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from tunesmith.training.distributed import Runtime
 
 INERT_NAMES = """
-    output_dir run_name save_strategy save_steps save_total_limit save_only_model resume_from_checkpoint weights_only
-    logging_strategy logging_steps logging_first_step disable_tqdm report_to project preprocessing_num_workers
-    overwrite_cache cache_dir allow_changed_data allow_download dataloader_num_workers dataloader_pin_memory
+    output_dir run_name save_strategy save_steps save_total_limit resume_from_checkpoint
+    logging_steps disable_tqdm report_to preprocessing_num_workers
+    cache_dir allow_changed_data allow_download dataloader_num_workers
     train_file validation_file test_file test_split_name max_predict_samples model_name_or_path tokenizer_name
-    config_name model_revision use_cpu auto_find_batch_size ddp_timeout time_budget
-    strict_data labels_file fsdp fsdp_config
+    model_revision use_cpu auto_find_batch_size ddp_timeout time_budget
+    strict_data labels_file
 """
 INERT = frozenset(INERT_NAMES.split())
 """Options that may change when a run is resumed: they affect neither the order of the data nor the math."""
@@ -53,7 +53,7 @@ def make_identity(
     """Return the identity of a run whose options are all decided."""
     from tunesmith.training.checkpoint import Identity, content_mark
 
-    options = {name: value for name, value in to_dict(config).items() if name not in INERT}
+    options = {name: value for name, value in {**REMOVED_DEFAULTS, **to_dict(config)}.items() if name not in INERT}
     options |= {
         f"the {'training' if split == 'train' else split} data": content_mark(found)
         for split, found in bundle.split_fingerprints.items()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.config.load import raise_problems
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import MOST_TOKENIZED, audit_rows, check_cut, check_tokens, require_clean
 from tunesmith.data.near_duplicates import sample_rows
 from tunesmith.data.read import DataBundle, load_data
@@ -27,6 +27,7 @@ from tunesmith.data.tokenize import (
     LongTexts,
     Tokenized,
     describe_empty,
+    describe_lowered_length,
     longest_allowed,
     tokenize,
 )
@@ -121,36 +122,20 @@ def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new:
     raise head.refusal(labels.names, str(folder))
 
 
-_FIXES = {
-    "config_name": "Leave it out: the config of the model is used.",
-    "torch_compile": "Leave it out: the exact speed-ups are on by themselves.",
-    "save_only_model": "Leave it out: a checkpoint holds all that a resume needs; model/ holds the weights alone.",
-    "weights_only": "Give --model_name_or_path RUN/best instead, to start from those weights.",
-    "eval_on_start": "Leave it out, or run `tunesmith evaluate` on the model first.",
-}
-
-
 def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) -> None:
     """A ConfigError with every option asked for that has no effect in `tunesmith train`.
 
     `one_of_many`: the run is one of those that `--recipe best` consists of.
     """
-    problems = [f"--{name} is not built in. {fix}" for name, fix in _FIXES.items() if getattr(config, name)]
     trackers = [name for name in config.report_to if name not in ("none", "all") and not is_installed(name)]
     fix = "pip install 'tunesmith[trackers]', or leave it out: journal.jsonl has every number."
-    problems += [f"--report_to {name} needs the package {name}. {fix}" for name in trackers]
+    problems = [f"--report_to {name} needs the package {name}. {fix}" for name in trackers]
     if config.recipe == "best" and not one_of_many:
         problems.append(
             "--recipe best trains several models. Use `tunesmith train`, or tunesmith.tuning.best.run_best."
         )
     elif config.time_budget is not None and not one_of_many:
-        problems.append(
-            "--time_budget is not built in for a single run. It is for --recipe best and `tunesmith search`."
-        )
-    if isinstance(config.resume_from_checkpoint, str):
-        problems.append(
-            "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest intact checkpoint is used."
-        )
+        problems.append("--time_budget requires --recipe best (or `tunesmith search`).")
     raise_problems(problems)
 
 
@@ -216,7 +201,6 @@ def tokenize_run(
                 long_texts=long_texts,
                 num_proc=config.preprocessing_num_workers,
                 cache_dir=config.cache_dir,
-                overwrite_cache=config.overwrite_cache,
                 vocab_size=stored.get("vocab_size"),
                 on_progress=partial(progress, f"tokenizing {split}"),
             )
@@ -238,8 +222,11 @@ def tokenize_run(
     return RunTokens(replace(config, max_seq_length=longer), run(longer, "full"), longer, limit, decision)
 
 
-def say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None:
+def say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int, bundle: DataBundle, asked: int | None) -> None:
     """What was cut, a line for each split; one line for all when nothing was."""
+    lowered = describe_lowered_length(asked, length)
+    if lowered is not None:
+        say(lowered)
     cut = {split: t.truncated for split, t in tokenized.items() if t.truncated.rows_cut}
     for split, count in cut.items():
         say(f"Cut: {count.sentence(split)}.")
@@ -247,7 +234,7 @@ def say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None:
         say(f"Tokens: no row is longer than {length}, so nothing is cut.")
     for split, part in tokenized.items():
         if part.empty:
-            say(describe_empty(split, part.empty))
+            say(describe_empty(split, part.empty, bundle.parts[split]))
 
 
 def whole_lengths(tokenized: Tokenized) -> npt.NDArray[np.int64]:

@@ -37,7 +37,7 @@ from tunesmith.pipeline.probe import (
     targets_of,
 )
 from tunesmith.pipeline.watch import PAIR_STAGE
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.loop import train_events
 from tunesmith.training.optimizer import make_optimizer
 from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
@@ -136,27 +136,22 @@ def warm_up_on_pairs(run: LoadedRun, readings: PairReadings, *, steps: int, lear
 
 def _take_steps(run: LoadedRun, pairs: TokenRows, steps: int, learning_rate: float) -> None:
     model, runtime, seed = run.model, run.runtime, run.config.seed
-    strategies = choose_strategies(model, pairs, run.padding, device=runtime.device, precision=runtime.precision)
-    order = strategies.best_order(runtime.device)
+    speedups = apply_speedups(model, pairs, run.padding, device=runtime.device, precision=runtime.precision)
+    order = speedups.best_order(runtime.device)
     on_gpu = runtime.device.type == "cuda"
     batches = Batches(
-        pairs, strategies.train_collate, PAIRS_IN_A_STEP, seed=seed, sampling=order, ahead=2 * on_gpu, pinned=on_gpu
+        pairs, speedups.train_collate, PAIRS_IN_A_STEP, seed=seed, sampling=order, ahead=2 * on_gpu, pinned=on_gpu
     )
     count, ends = epoch_ends_for(batches.steps_in_epoch, max_steps=steps, num_epochs=0)
     plan = Plan(count, ends, Schedule("linear", learning_rate, count // 10, count), seed=seed)
-    optimizer = make_optimizer(
-        model,
-        learning_rate=learning_rate,
-    )
-    state = TrainState(
-        model, optimizer, PairLoss(), runtime, graphs=strategies.graphs, strategies=strategies, only_writer=True
-    )
+    optimizer = make_optimizer(model, learning_rate=learning_rate)
+    state = TrainState(model, optimizer, PairLoss(), runtime, speedups=speedups, only_writer=True)
     for event in train_events(state, batches, plan):
         if isinstance(event, StepDone):
             run.watch.progress(PAIR_STAGE, event.step, count)
             if event.step == run.watch.start_steps:
                 break
-    strategies.disable()
+    speedups.close()
 
 
 class PairLoss:

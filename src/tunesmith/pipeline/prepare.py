@@ -1,4 +1,4 @@
-"""From a config to everything a run needs: data, tokens, model, strategies, plan."""
+"""From a config to everything a run needs: data, tokens, model, speedups, plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import require_clean, sort_findings
 from tunesmith.data.batches import Batches, Padding, padding_of
 from tunesmith.data.read import DataBundle
@@ -35,8 +35,7 @@ from tunesmith.pipeline.inputs import (
 from tunesmith.pipeline.probe import LoadedRun
 from tunesmith.pipeline.recipe import Settled, choose_recipe
 from tunesmith.pipeline.watch import Say, Watch
-from tunesmith.speedups.apply import choose_strategies, why_not_half
-from tunesmith.speedups.in_force import Strategies
+from tunesmith.speedups.apply import Speedups, apply_speedups, why_not_half
 from tunesmith.training.checkpoint import Identity
 from tunesmith.training.distributed import Precision, Runtime, has_bf16, has_triton, make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
@@ -58,7 +57,7 @@ class Prepared:
     padding: Padding
     facts: ModelFacts
     suite: Suite
-    strategies: Strategies
+    speedups: Speedups
     state: TrainState
     batches: Batches
     plan: Plan
@@ -114,29 +113,29 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         tokenizer = _load_tokenizer(config, folder)
         require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
         tokens = tokenize_run(config, bundle, tokenizer, stored, watch.progress)
+        asked = config.max_seq_length
         config, tokenized, length, limit = tokens.config, tokens.splits, tokens.length, tokens.limit
-        _check_rounding(config.pad_to_multiple_of, tokenized, limit)
     findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
     bundle = add_findings(bundle, findings, say, strict=config.strict_data)
-    say_lengths(say, tokenized, length)
+    say_lengths(say, tokenized, length, bundle, asked)
     suite = _make_suite(config, bundle.labels)
     watch.positive_name = bundle.labels.positive_name
     seed_everything(config.seed)
     loaded, runtime, failing = _load(config, data, runtime)
     fixed = length if config.pad_to_max_length else None
-    padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
+    padding = padding_of(tokenizer, fixed_length=fixed)
     rows = {split: part.rows for split, part in tokenized.items()}
     settled = choose_recipe(LoadedRun(config, loaded, bundle, rows, padding, suite, runtime, watch), tokens.decision)
     config = settled.config
-    strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
-    say_model(say, config, loaded, strategies, runtime, failing)
-    batches = _make_batches(config, rows["train"], strategies, runtime)
+    speedups, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
+    say_model(say, config, loaded, speedups, runtime, failing)
+    batches = _make_batches(config, rows["train"], speedups, runtime)
     identity = make_identity(config, bundle, folder, padded_fingerprint(tokenizer, length), runtime, batches.sampling)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     plan = make_plan(config, batches, suite, has_validation="validation" in rows, on_gpu=runtime.device.type == "cuda")
     columns, names = bundle.columns, tuple(suite.names)
     facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
-    made = (facts, suite, strategies, state, batches, plan, identity, settled)
+    made = (facts, suite, speedups, state, batches, plan, identity, settled)
     return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
 
 
@@ -176,17 +175,6 @@ def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
     return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
 
 
-def _check_rounding(multiple: int | None, tokenized: dict[str, Tokenized], limit: int | None) -> None:
-    """Refuses a padding that goes beyond the positions of the model."""
-    longest = max(int(split.rows.lengths.max()) for split in tokenized.values())
-    padded = longest if multiple is None else -(-longest // multiple) * multiple
-    if limit is not None and padded > limit:
-        raise ConfigError(
-            f"pad_to_multiple_of {multiple} pads rows of {longest} tokens to {padded}, and the model takes {limit}",
-            fix="Use a smaller multiple, or a smaller --max_seq_length.",
-        )
-
-
 def _make_suite(config: RunConfig, labels: LabelMap) -> Suite:
     suite = make_suite(
         labels.task, names=config.metric_name, glue_task=config.task_name, positive_name=labels.positive_name
@@ -202,12 +190,12 @@ def _make_suite(config: RunConfig, labels: LabelMap) -> Suite:
 
 def _make_state(
     config: RunConfig, model: Any, bundle: DataBundle, rows: TokenRows, padding: Padding, runtime: Runtime
-) -> tuple[Strategies, TrainState]:
+) -> tuple[Speedups, TrainState]:
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     freeze(model, config.freeze)
-    model.to(runtime.device)  # before the strategies: a cut vocabulary keeps its counters where the table is
-    strategies = choose_strategies(
+    model.to(runtime.device)  # before the speedups: a cut vocabulary keeps its counters where the table is
+    speedups = apply_speedups(
         model,
         rows,
         padding,
@@ -236,38 +224,29 @@ def _make_state(
         optim=config.optim,
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
-    split, push, graphs = config.auto_find_batch_size, config.adversarial, strategies.graphs
+    split, push = config.auto_find_batch_size, config.adversarial
     state = TrainState(
-        model,
-        optimizer,
-        objective,
-        runtime,
-        may_split=split,
-        push=push,
-        graphs=graphs,
-        strategies=strategies,
-        only_writer=True,  # no user code runs between the steps of a command
+        model, optimizer, objective, runtime, may_split=split, push=push, speedups=speedups, only_writer=True
     )
-    return strategies, state
+    return speedups, state
 
 
-def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:
+def _make_batches(config: RunConfig, rows: TokenRows, speedups: Speedups, runtime: Runtime) -> Batches:
     on_gpu = runtime.device.type == "cuda"
     drawn = None if rows.windows is None else replace(rows.windows, drawn=True)
     return Batches(
         replace(rows, windows=drawn),
-        strategies.train_collate,
+        speedups.train_collate,
         config.decided.per_device_train_batch_size,
         seed=config.seed if config.data_seed is None else config.data_seed,
         accumulation=config.gradient_accumulation_steps,
-        sampling=config.train_sampling_strategy or strategies.best_order(runtime.device),
-        shuffle_window=config.shuffle_window,
+        sampling=config.train_sampling_strategy or speedups.best_order(runtime.device),
         token_budget=config.token_budget,
         drop_last=config.dataloader_drop_last,
         rank=runtime.rank,
         world=runtime.world,
         ahead=config.dataloader_num_workers or (2 if on_gpu else 0),
-        pinned=on_gpu and config.dataloader_pin_memory,
+        pinned=on_gpu,
     )
 
 
@@ -346,7 +325,7 @@ def _interval(value: int | float | None, steps: int) -> int:
 
 
 def say_model(
-    say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime, plain: str | None = None
+    say: Say, config: RunConfig, loaded: LoadedModel, speedups: Speedups, runtime: Runtime, plain: str | None = None
 ) -> None:
     """The model, what it computes in (`plain` is why in float32), and which speed-ups are on."""
     count = loaded.parameters
@@ -358,14 +337,14 @@ def say_model(
     if plain is not None:
         say(f"Precision: float32, {plain}; --bf16 for bf16.")
     asked = config.train_sampling_strategy or config.token_budget
-    if asked is None and strategies.best_order(runtime.device) == "random":
+    if asked is None and speedups.best_order(runtime.device) == "random":
         say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
-    for note in (*loaded.notes, *strategies.notes):
+    for note in (*loaded.notes, *speedups.notes):
         say(f"{note[0].upper()}{note[1:]}.")
     # where triton keeps compiled kernels for all runs of a user
     home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton"
     kernels = Path(os.environ.get("TRITON_CACHE_DIR") or home / "cache")
     if runtime.device.type == "cuda" and has_triton() and not any(kernels.glob("*")):
         say(f"Kernels: compiled for this GPU now and kept in {kernels}: the first start takes longer, others do not.")
-    if strategies.on:
-        say(f"Exact speed-ups: {', '.join(strategies.on)}.")
+    if speedups.on:
+        say(f"Exact speed-ups: {', '.join(speedups.on)}.")

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.config.convert import AutoOnOff
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import Recipe, RunConfig
+from tunesmith.config.options import AutoOnOff, Recipe, RunConfig
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.config.schema import dump_value
+from tunesmith.config.options import dump_value
 from tunesmith.events import RowsEvaluated
 from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
@@ -28,7 +28,7 @@ from tunesmith.report.plots import curve_pictures, write_curves
 from tunesmith.report.render import write_report
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.writing import replacing, write_file
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.training.evaluation import Predictions, predict_rows
 
@@ -43,8 +43,7 @@ MOST_PREDICTIONS = 200_000
 
 def settle_weights(prepared: Prepared, best: Path | None, change: Callable[[Any], None]) -> None:
     """Gives the model the weights that the run ends with (the best ones, if kept), changed, and its own forward pass."""
-    prepared.strategies.disable()
-    prepared.state.cut = None
+    prepared.speedups.close()
     if best is not None:
         load_weights(prepared.state.model, best)
     change(prepared.state.model)
@@ -59,8 +58,8 @@ def predict_splits(
     left = {split: part for split, part in prepared.tokenized.items() if split not in ("train", *found)}
     if not left:
         return found
-    wrong = prepared.strategies.dropped
-    strategies = choose_strategies(
+    wrong = prepared.speedups.dropped
+    speedups = apply_speedups(
         state.model,
         None,
         prepared.padding,
@@ -75,13 +74,13 @@ def predict_splits(
         found[split] = predict_rows(
             state.model,
             tokenized.rows,
-            strategies.collate,
+            speedups.collate,
             prepared.runtime,
             max_rows=prepared.evaluation_rows,
             objective=state.objective,
             on_batch=make_counter(progress, f"evaluating {split}", len(tokenized.rows)),
         )
-    strategies.disable()
+    speedups.close()
     return found
 
 

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.config.check import DATA_SOURCES
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, dump_config, to_dict
+from tunesmith.config.options import RunConfig, dump_config, to_dict
+from tunesmith.config.validate import DATA_SOURCES
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Event, RunEnded, RunStarted
 from tunesmith.pipeline.identity import choose_folder, finished_error, is_finished
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tunesmith.training.state import TrainState
 
 INPUTS = (
-    *("model_name_or_path", "tokenizer_name", "config_name", "dataset_name"),
+    *("model_name_or_path", "tokenizer_name", "dataset_name"),
     *("train_file", "validation_file", "test_file", "labels_file"),
 )
 """Options that may name a folder or file which the run reads."""
@@ -196,9 +196,9 @@ def _make_trackers(run: RunDir, prepared: Prepared) -> list[Callable[[Event], No
 
     known = ("tensorboard", "wandb", "trackio", "mlflow")
     names = [n for n in known if is_installed(n)] if "all" in names else names
-    arguments = TrackerArguments(to_dict(config), str(run.path), config.project, config.name)
+    arguments = TrackerArguments(to_dict(config), str(run.path), "tunesmith", config.name)
     every = lines_every(
-        config.logging_strategy,
+        "steps",
         config.logging_steps,
         num_steps=plan.num_steps,
         steps_per_epoch=float(plan.epoch_ends[0]),
@@ -232,12 +232,12 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunWriter, seen: di
                 keeper.stop.interrupt()
             count(rows)
 
-        with prepared.strategies.whole():
+        with prepared.speedups.whole():
             for name, rows in parts.items():
                 result = predict_rows(
                     state.model,
                     rows,
-                    prepared.strategies.collate,
+                    prepared.speedups.collate,
                     state.runtime,
                     max_rows=prepared.evaluation_rows,
                     objective=state.objective,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import DataError
 from tunesmith.events import Event
+from tunesmith.labels import Task
 from tunesmith.runs.folder import RunDir
 
 if TYPE_CHECKING:
@@ -95,18 +96,22 @@ class RunResult:
 
         `texts` is a list of texts or pairs, a Series, an array, or a table that has the text columns of the training data.
         """
-        from tunesmith.inference.tables import predicted_names
-
-        return predicted_names(self.predict_proba(texts), self.predictor.facts.labels)
+        return self.predictor.predict(*self._text_columns(texts).values())
 
     def predict_proba(self, texts: Any) -> Any:
-        """One row of probabilities for each text, in the order of `labels`; the number itself for regression."""
-        columns = list(self._text_columns(texts).values())
-        return self.predictor.probabilities(columns[0], columns[1] if len(columns) == 2 else None)
+        """Return one row of probabilities per text, in the order of `classes_`; the number itself for regression."""
+        table = self.predictor.probabilities(*self._text_columns(texts).values())
+        labels = self.predictor.facts.labels
+        return table if labels.task is Task.REGRESSION else table[:, labels.class_order]
+
+    @property
+    def classes_(self) -> list[str]:
+        """Sorted label names, as in scikit-learn: the columns of `predict_proba`."""
+        return self.predictor.classes_
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The label names in id order: the columns of `predict_proba`."""
+        """Label names in the order of the model's `id2label`."""
         return self.predictor.facts.labels.names
 
     def evaluate(self, data: Any, labels: Any = None) -> dict[str, Score]:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tunesmith.config.schema import list_options
+from tunesmith.config.options import list_options
 from tunesmith.data.cache import read_prediction_columns
 from tunesmith.findings import Finding
 from tunesmith.report.charts import Explained, explain_rows

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunesmith.config.entries import read_entries
-from tunesmith.config.load import resolve
+from tunesmith.config.load import read_entries, resolve
 from tunesmith.diagnosis.features import Reading, read_curves
 from tunesmith.diagnosis.verdict import judge_reading
 from tunesmith.findings import Finding

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -10,20 +12,20 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.data.batches import Collate, Padding
+from tunesmith.data.batches import Batch, Collate, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import anatomy_of, hook_tables, is_watched, why_not
 from tunesmith.models.load import compute_row
-from tunesmith.speedups.cuda_graphs import StepGraphs, bucketed, why_not_captured
+from tunesmith.speedups.cuda_graphs import StepGraphs, bucketed, is_too_wide, why_not_captured
 from tunesmith.speedups.determinism import SteadyTables
 from tunesmith.speedups.first_token import enable_first_token_only, why_not_first_token
-from tunesmith.speedups.in_force import CAPTURED, Strategies
-from tunesmith.speedups.packing import FILLER, Packing, enable_padding_free
+from tunesmith.speedups.packing import FILLER, Packing, collated, enable_padding_free, is_packed
 from tunesmith.speedups.vocabulary import VocabularyCut, why_not_restricted
 from tunesmith.training.distributed import Precision, Runtime
 
 if TYPE_CHECKING:
+    from tunesmith.data.tokens import Sampling
     from tunesmith.speedups.fused import FusedStack
 
 Wish = Literal["auto", "on", "off"]
@@ -32,7 +34,101 @@ ON_A_GPU = ("fused_layers", "cuda_graphs")
 """What a CPU does not need: not reported there."""
 
 
-def choose_strategies(
+CAPTURED = "one launch a step"
+"""How captured steps are called where speed-ups are listed."""
+
+
+@dataclass
+class Speedups:
+    """What was switched on. `train_collate` is for training batches, `collate` for evaluation (whole vocabulary)."""
+
+    model: nn.Module
+    padding: Padding
+    train_collate: Collate
+    collate: Collate
+    cut: VocabularyCut | None
+    on: tuple[str, ...]
+    notes: tuple[str, ...]
+    parts: dict[str, Any]
+    """By the name of its option, what can be enabled and disabled."""
+    checks: Mapping[str, Callable[[nn.Module], str | None]]
+    """By the name of its option, what gives the reason why a model does not fit a part; None where it fits."""
+    graphs: StepGraphs | None = None
+    fused: FusedStack | None = None
+    dropped: set[str] = field(default_factory=set)
+    """Options of what was taken off since."""
+
+    def best_order(self, device: torch.device) -> Sampling:
+        """The order of rows where none was asked for: on a GPU batches without padding need no rows of similar length."""
+        return "random" if device.type == "cuda" and "padding_free" in self.parts else "group_by_length"
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether no code of the user's runs between two steps, so that the model stays what it was."""
+        return self.fused is not None and self.fused.kept_fresh
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, the model has its whole vocabulary."""
+        return nullcontext() if self.cut is None else self.cut.whole()
+
+    def why_not(self, name: str) -> str | None:
+        """Why a part that was switched on may not stay on: the model is no longer what it was."""
+        return self.checks[name](self.model) if name in self.checks else None
+
+    @contextmanager
+    def without(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, these parts are off."""
+        off = [name for name in self.parts if name in names]
+        for name in off:
+            self.parts[name].disable()
+        first = self.fused is not None and self.fused.first_token_only
+        if self.fused is not None:
+            self.fused.first_token_only = first and "cls_only_last_layer" not in off
+        try:
+            yield
+        finally:
+            for name in off:
+                self.parts[name].enable()
+            if self.fused is not None:
+                self.fused.first_token_only = first
+
+    def drop(self, name: str) -> None:
+        """Takes a part off for good; batches that are packed already are taken apart by `adapted`."""
+        self.dropped.add(name)
+        self.parts.pop(name).disable()
+        if name == "cls_only_last_layer" and self.fused is not None:
+            self.fused.first_token_only = False
+        if name == "fused_layers":
+            self.fused = None
+        if name == "padding_free":
+            self.collate = self.train_collate = self.padding
+        if name == "length_buckets":
+            self.train_collate = self.padding
+
+    def forget_cut(self) -> None:
+        """The whole vocabulary is trained from now on; the model has its table back already."""
+        self.dropped.add("restrict_vocabulary")
+        self.parts.pop("restrict_vocabulary", None)
+        self.cut = None
+
+    def adapted(self, batch: Batch) -> Batch:
+        """The micro-batch as the model takes it now."""
+        packed = is_packed(batch)
+        unfit = packed if "padding_free" in self.dropped else "length_buckets" in self.dropped and is_too_wide(batch)
+        return collated(batch, self.padding) if unfit else batch
+
+    def close(self) -> None:
+        """Leaves the model as it was, with its whole vocabulary, and the memory of captured steps to others."""
+        if self.graphs is not None:
+            self.graphs.close()
+        if self.cut is not None:
+            self.parts.pop("restrict_vocabulary").restore()
+            self.cut = None
+        while self.parts:
+            self.parts.popitem()[1].disable()
+
+
+def apply_speedups(
     model: nn.Module,
     rows: TokenRows | None,
     padding: Padding,
@@ -46,7 +142,7 @@ def choose_strategies(
     fused_layers: Wish = "auto",
     cuda_graphs: Wish = "auto",
     longest: int | None = None,
-) -> Strategies:
+) -> Speedups:
     """Applies to the model what it supports and was not refused. Call it before the optimizer is made.
 
     `longest`: tokens of a row, where `rows` is None.
@@ -78,7 +174,7 @@ def choose_strategies(
     if packed and device.type == "cuda":
         applied["steady_tables"] = SteadyTables(model)
     told = _worth_telling(notes, device)
-    return Strategies(model, padding, shaped, collate, cut, tuple(on), told, applied, CHECKS, graphs, fused)
+    return Speedups(model, padding, shaped, collate, cut, tuple(on), told, applied, CHECKS, graphs, fused)
 
 
 def _why_padded(padding: Padding) -> str | None:

@@ -535,7 +535,7 @@ def use_registered_attention(model: nn.Module) -> Callable[[], None]:
         if len(users) == 1:
             config._attn_implementation = users.pop()
         else:
-            users.pop()  # the first entry is the name to go back to; strategies come off in any order
+            users.pop()  # the first entry is the name to go back to; speedups come off in any order
 
     return undo
 

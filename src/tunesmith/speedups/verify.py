@@ -19,7 +19,7 @@ from torch import nn
 
 from tunesmith.data.batches import Batch, Padding, Window
 from tunesmith.models.families import hook_tables, is_watched, why_not
-from tunesmith.speedups.in_force import Strategies
+from tunesmith.speedups.apply import Speedups
 from tunesmith.speedups.packing import collated, tokens_of
 from tunesmith.training.state import TrainState, generator_states, restore_generators, seed_everything
 
@@ -36,24 +36,24 @@ Judge = Callable[["Gradients"], "str | None"]
 def ready(state: TrainState, window: Window) -> Window:
     """The window as the model takes it now. Speed-ups that were not proved on this model, as it is now, are proved first."""
     state.require_exact_cut()
-    strategies = state.strategies
-    if strategies is None or not (strategies.parts or strategies.dropped):
+    speedups = state.speedups
+    if speedups is None or not (speedups.parts or speedups.dropped):
         return window
-    if state.proved is None or not (strategies.undisturbed or state.proved == state.fingerprint.of_model()):
+    if state.proved is None or not (speedups.undisturbed or state.proved == state.fingerprint.of_model()):
         first = state.proved is None
-        dropped = _unrecognised(strategies)
+        dropped = _unrecognised(speedups)
         dropped |= _disproved(state, window.micro_batches[0], without=set(dropped))
         for name, reason in _over_ranks(state, dropped, first).items():
             _take_off(state, name, reason)
         state.proved = state.fingerprint.of_model()
-    if not strategies.dropped & {"padding_free", "length_buckets"}:
+    if not speedups.dropped & {"padding_free", "length_buckets"}:
         return window
-    return replace(window, micro_batches=tuple(strategies.adapted(b) for b in window.micro_batches))
+    return replace(window, micro_batches=tuple(speedups.adapted(b) for b in window.micro_batches))
 
 
-def _unrecognised(strategies: Strategies) -> dict[str, str]:
+def _unrecognised(speedups: Speedups) -> dict[str, str]:
     """What the model no longer is the model for, and why."""
-    reasons = {name: strategies.why_not(name) for name in strategies.parts}
+    reasons = {name: speedups.why_not(name) for name in speedups.parts}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
@@ -68,27 +68,27 @@ def _over_ranks(state: TrainState, dropped: dict[str, str], first: bool) -> dict
 
 
 def _take_off(state: TrainState, name: str, reason: str) -> None:
-    assert state.strategies is not None
+    assert state.speedups is not None
     if name == "restrict_vocabulary" and state.cut is not None:
         state.stop_cutting(reason)
-    elif name in state.strategies.parts:
-        state.strategies.drop(name)
+    elif name in state.speedups.parts:
+        state.speedups.drop(name)
         state.notes.append(f"{name} is off: {reason}")
 
 
 def _disproved(state: TrainState, batch: Batch, *, without: set[str]) -> dict[str, str]:
     """The speed-ups that compute something else than the plain step, and what differs."""
-    strategies = state.strategies
-    assert strategies is not None
-    left = [name for name in ORDER if name in strategies.parts and name not in without]
-    if "length_buckets" in left and not _widened_rows(strategies, batch):
+    speedups = state.speedups
+    assert speedups is not None
+    left = [name for name in ORDER if name in speedups.parts and name not in without]
+    if "length_buckets" in left and not _widened_rows(speedups, batch):
         found = _disproved(state, batch, without={*without, "length_buckets"})
         return found | {"length_buckets": "no row of the first batch would be padded further by it"}
     # Hooks of the user's are not called for a proof. While they listen, only what needs no knowledge of a model is on.
     if not left or is_watched(hook_tables(state.model.modules())):
         return {}
     try:
-        with strategies.without(without):
+        with speedups.without(without):
             return _search(state, batch, left, without)
     except torch.OutOfMemoryError:
         state.notes.append("the speed-ups were not compared with the plain step: it needs more memory than they do")
@@ -97,14 +97,14 @@ def _disproved(state: TrainState, batch: Batch, *, without: set[str]) -> dict[st
 
 def _search(state: TrainState, batch: Batch, left: list[str], without: set[str]) -> dict[str, str]:
 
-    strategies = state.strategies
-    assert strategies is not None
+    speedups = state.speedups
+    assert speedups is not None
     judge, rows = _plain_steps(state, batch, left)
 
     def fails(off: set[str]) -> str | None:
-        shaped = (strategies.parts.keys() & {"padding_free", "length_buckets"}) - off - without
-        fast = rows(strategies.train_collate if shaped else strategies.padding)
-        with strategies.without(off - without):
+        shaped = (speedups.parts.keys() & {"padding_free", "length_buckets"}) - off - without
+        fast = rows(speedups.train_collate if shaped else speedups.padding)
+        with speedups.without(off - without):
             try:
                 return judge(measure(state, fast))
             except torch.OutOfMemoryError:
@@ -129,8 +129,8 @@ def _search(state: TrainState, batch: Batch, left: list[str], without: set[str])
 def _plain_steps(state: TrainState, batch: Batch, left: list[str]) -> tuple[Judge, Callable[..., Batch]]:
     """What judges a fast step by plain ones, and what makes its batch."""
 
-    strategies = state.strategies
-    assert strategies is not None
+    speedups = state.speedups
+    assert speedups is not None
     half = state.runtime.precision != "no"
     chosen = _rows_for(state, batch, passes=3 if half else 2)
     lengths = [len(ids) for ids in tokens_of(batch)["input_ids"]]
@@ -140,15 +140,15 @@ def _plain_steps(state: TrainState, batch: Batch, left: list[str]) -> tuple[Judg
     def rows(collate: object) -> Batch:
         return state.runtime.move(collated(batch, collate, chosen, longest))  # type: ignore[arg-type]
 
-    plain = rows(strategies.padding)
-    with strategies.without(left):
+    plain = rows(speedups.padding)
+    with speedups.without(left):
         try:
             exact = measure(state, plain, half=False)
         except Exception:
             if len(chosen) == len(batch):
                 raise  # the user's own error: the step would fail in the same way
             chosen, longest = list(range(len(batch))), None
-            plain = rows(strategies.padding)
+            plain = rows(speedups.padding)
             exact = measure(state, plain, half=False)
         if not half:
             return (lambda fast: difference(exact, fast)), rows
@@ -156,10 +156,10 @@ def _plain_steps(state: TrainState, batch: Batch, left: list[str]) -> tuple[Judg
     return (lambda fast: half_difference(exact, rounded, fast)), rows
 
 
-def _widened_rows(strategies: Strategies, batch: Batch) -> list[int]:
+def _widened_rows(speedups: Speedups, batch: Batch) -> list[int]:
     """Rows of which a batch in a length bucket would be wider than the longest: others would prove nothing about it."""
     lengths = [len(ids) for ids in tokens_of(batch)["input_ids"]]
-    bucket = strategies.train_collate
+    bucket = speedups.train_collate
     assert isinstance(bucket, Padding)
     longest = max((n for n in lengths if bucket.width(n) > n), default=0)
     return [i for i, n in enumerate(lengths) if n <= longest]
@@ -167,9 +167,9 @@ def _widened_rows(strategies: Strategies, batch: Batch) -> list[int]:
 
 def _rows_for(state: TrainState, batch: Batch, *, passes: int) -> list[int]:
     """Rows of a micro-batch that the proof can afford: the longest, the shortest, and some between; two at least."""
-    strategies = state.strategies
-    assert strategies is not None
-    bucketed = "length_buckets" in strategies.parts and _widened_rows(strategies, batch)
+    speedups = state.speedups
+    assert speedups is not None
+    bucketed = "length_buckets" in speedups.parts and _widened_rows(speedups, batch)
     rows = np.array(bucketed or range(len(batch)))
     budget = min(MOST_STEPS, SHARE * state.planned_steps) * len(batch) / passes
     count = min(len(rows), max(2, min(ROWS, int(budget))))

@@ -20,7 +20,7 @@ from transformers.trainer_utils import align_special_tokens
 from tunesmith.data.batches import Padding, Window
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
-from tunesmith.speedups.in_force import Strategies
+from tunesmith.speedups.apply import Speedups
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.callbacks import listens, tell, waits_for_metric
 from tunesmith.trainer.objective import CONTEXTS
@@ -105,7 +105,7 @@ def prepared_model(trainer: Trainer) -> Iterator[None]:
             deactivate_neftune(model, handle, trainer.accelerator)
 
 
-def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding | None) -> Strategies | None:
+def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding | None) -> Speedups | None:
     """The engine's exact speed-ups, where no user code reads a batch; None where they must stay off.
 
     The vocabulary is never cut: callbacks see the model, and may save it.
@@ -120,9 +120,9 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
         trainer_log.warning("the speed-ups (batches without padding and the like) are off: the weights are sharded")
         return None
     runtime, captures = trainer.runtime, _may_capture(trainer)
-    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.speedups.apply import apply_speedups
 
-    chosen = choose_strategies(
+    chosen = apply_speedups(
         trainer.model,
         None,
         padding,
@@ -173,16 +173,17 @@ class AcceleratorView:
 
 def make_engine(run: TrainerRun) -> TrainState:
     """The engine's state around model and optimizer; steps are captured where no user code runs inside them."""
-    trainer, chosen, graphs = run.trainer, run.speed_ups, None
+    trainer, chosen = run.trainer, run.speed_ups
     if chosen is not None and (chosen.fused is not None or chosen.graphs is not None):
         kernel = attach_kernel(trainer.optimizer, chosen.fused)
         if kernel is not None and chosen.fused is not None:
             chosen.fused.kept_fresh = _is_only_writer(trainer)
-        if kernel is not None and chosen.graphs is not None:
-            graphs = chosen.graphs
-            graphs.before.append(kernel.write_rates)
+        if kernel is None:
+            chosen.graphs = None
+        elif chosen.graphs is not None:
+            chosen.graphs.before.append(kernel.write_rates)
     model, objective = trainer.model, trainer._loss
-    engine = TrainState(model, trainer.optimizer, objective, trainer.runtime, graphs=graphs, strategies=chosen)
+    engine = TrainState(model, trainer.optimizer, objective, trainer.runtime, speedups=chosen)
     engine.wrapped = trainer.model_wrapped = _compiled(trainer, engine.wrapped)
     engine.hooks = _hooks(run, engine)
     return engine

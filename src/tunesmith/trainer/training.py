@@ -15,7 +15,7 @@ from tunesmith.events import EpochStarted, Event, MicroBatchSplit, Note, SafePoi
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 from tunesmith.runs.manifest import read_manifest
-from tunesmith.speedups.in_force import Strategies
+from tunesmith.speedups.apply import Speedups
 from tunesmith.trainer.arguments import Horizon, plan_from_arguments, trainer_log
 from tunesmith.trainer.callbacks import LoggedSums, Reactions, fresh_state, tell
 from tunesmith.trainer.checkpoints import (
@@ -93,7 +93,7 @@ class TrainerRun:
         self.trial, self.ignore_keys = trial, ignore_keys
         self.run_id = uuid.uuid4().hex if folder is None else str(read_manifest(folder)["run_id"])
         self.record: RunRecord | None = None
-        self.speed_ups: Strategies | None = None
+        self.speed_ups: Speedups | None = None
         self.journalled: set[tuple[int, str]] = set()
         """Evaluations (step, split) that were in the journal before a resume and may come again."""
 
@@ -114,7 +114,7 @@ class TrainerRun:
         finally:
             trainer.is_in_train = False
             if self.speed_ups is not None:
-                self.speed_ups.disable()
+                self.speed_ups.close()
                 self.speed_ups = None
             if trainer.optimizer is not None:
                 detach_kernel(trainer.optimizer)

@@ -154,7 +154,7 @@ def capture(state: TrainState, identity: Identity, buffers: Tensors | None = Non
         "rows_limit": state.rows_limit,
         "evaluation_due": state.evaluation_due,
         "vocabulary": None if state.cut is None else "decayed" if VOCABULARY in files else "plain",
-        "vocabulary_given_up": state.strategies is not None and "restrict_vocabulary" in state.strategies.dropped,
+        "vocabulary_given_up": state.speedups is not None and "restrict_vocabulary" in state.speedups.dropped,
         "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
         "optimizer": plain,
         "generators": [g["plain"] for g in generators],

@@ -39,7 +39,7 @@ def make_optimizer(
     optim: str = "adamw_torch_fused",
 ) -> Optimizer:
     """Return an optimizer for the trainable parameters; each group has parameter names and a share of the learning rate."""
-    from tunesmith.config.convert import OPTIMIZERS
+    from tunesmith.config.options import OPTIMIZERS
 
     place, options = OPTIMIZERS[optim]
     module, _, name = place.partition(":")

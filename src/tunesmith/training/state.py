@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 
 from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.speedups.cuda_graphs import Fingerprint, StepGraphs
-from tunesmith.speedups.in_force import Strategies, strategies_of
+from tunesmith.speedups.vocabulary import CutEmbedding, VocabularyCut, train_whole_table, why_inexact
 from tunesmith.training.distributed import Runtime
 from tunesmith.training.optimizer import make_kernel
 
 if TYPE_CHECKING:
-    from tunesmith.speedups.vocabulary import VocabularyCut
+    from tunesmith.speedups.apply import Speedups
     from tunesmith.training.evaluation import Objective
 
 SMALLEST = 2.0**-10
@@ -95,8 +95,6 @@ class TrainState:
     runtime: Runtime
     wrapped: nn.Module = field(init=False)
     loss_scale: LossScale | None = field(init=False, default=None)
-    cut: VocabularyCut | None = None
-    """Set while only the rows of the embedding that occur in the data are trained."""
     step: int = 0
     progress: BestSoFar = field(default_factory=BestSoFar)
     rows_limit: int | None = None
@@ -113,11 +111,8 @@ class TrainState:
     """Where the step under way is. In its update some weights are those of this step and some those of the one before."""
     extra: dict[str, Any] = field(default_factory=dict)
     """State of listeners that want to survive a resume (JSON)."""
-    graphs: StepGraphs | None = None
-    """Set where steps are captured and replayed on a GPU."""
-    strategies: Strategies | None = None
-    """The speed-ups in force, found by the model where they are not given. They prove themselves before the first step,
-    and whenever the model has changed."""
+    speedups: Speedups | None = None
+    """The result of `apply_speedups`. They are verified before the first step, and whenever the model has changed."""
     proved: Hashable | None = None
     """The fingerprint of the model that they were proved on."""
     planned_steps: int = 0
@@ -129,6 +124,16 @@ class TrainState:
     """The fused kernel that updates the weights, if the device and the optimizer support it."""
     notes: list[str] = field(default_factory=list)
     """What a person should know, to be reported with the next event."""
+
+    @property
+    def cut(self) -> VocabularyCut | None:
+        """Set while only the rows of the embedding that occur in the data are trained."""
+        return None if self.speedups is None else self.speedups.cut
+
+    @property
+    def graphs(self) -> StepGraphs | None:
+        """Set if steps are captured and replayed on a GPU."""
+        return None if self.speedups is None else self.speedups.graphs
 
     @property
     def cut_decay(self) -> float:
@@ -143,8 +148,7 @@ class TrainState:
 
     def stop_cutting(self, reason: str) -> None:
         """From now on the whole word embedding is trained; what the optimizer knows of the used rows is kept."""
-        from tunesmith.speedups.vocabulary import train_whole_table
-
+        assert self.speedups is not None
         assert self.cut is not None
         if self.runtime.world > 1 and hasattr(self, "wrapped"):
             raise ConfigError(
@@ -152,17 +156,13 @@ class TrainState:
                 fix="Give --restrict_vocabulary off: ranks that exchange gradients cannot take another table now.",
             )
         train_whole_table(self.cut, self.optimizer)
-        if self.strategies is not None:
-            self.strategies.forget_cut()
-        self.cut = None
+        self.speedups.forget_cut()
         self.notes.append(f"restrict_vocabulary is off: {reason}")
 
     def require_exact_cut(self) -> None:
         """Stops cutting the vocabulary where this optimizer does more to an unused row than shrink it."""
         if self.cut is None:
             return
-        from tunesmith.speedups.vocabulary import why_inexact
-
         reason = why_inexact(self.optimizer, self.cut.parameter)
         if reason is not None:
             self.stop_cutting(reason)
@@ -176,13 +176,13 @@ class TrainState:
             )
 
     def __post_init__(self) -> None:
-        if self.strategies is None:
-            self.strategies = strategies_of(self.model)
-        if self.strategies is not None:
-            self.cut = self.strategies.cut
+        if self.speedups is None and any(type(module) is CutEmbedding for module in self.model.modules()):
+            raise ValueError(
+                "The model was changed by apply_speedups. Pass its result as TrainState(..., speedups=...)."
+            )
         self.require_exact_cut()
         self.wrapped = self.runtime.wrap(self.model)
-        layers = None if self.strategies is None else self.strategies.fused
+        layers = None if self.speedups is None else self.speedups.fused
         if layers is not None or self.graphs is not None:
             self.kernel = make_kernel(self.optimizer, layers)
         if layers is not None:

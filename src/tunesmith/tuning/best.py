@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tunesmith.config.convert import read_duration
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, dump_config, to_dict
+from tunesmith.config.options import RunConfig, dump_config, to_dict
+from tunesmith.config.validate import read_duration
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError
 from tunesmith.events import Event, RunEnded, SafePoint, StepDone
 from tunesmith.inference.tables import probabilities_of

@@ -12,7 +12,7 @@ import pytest
 
 from tiny_model import save_tiny_bert, write_csv
 from tunesmith.cli.main import main
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.pipeline import audit
 from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import RunResult

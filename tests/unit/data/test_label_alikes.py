@@ -82,7 +82,7 @@ def test_the_warnings_are_shown_before_the_first_step(tmp_path: Path, capsys: py
     said = capsys.readouterr().err
     before = said[: said.index("step 1/1")]
     assert "Warning: Labels that differ only in invisible characters" in before
-    assert "Warning: train: 1 row has no token of text (first: row 4)" in before
+    assert f"Warning: train: 1 row has no token of text (first: {file}:5)" in before
     columns = ["--text_column_names", "text", "--use_cpu"]
     assert main(["predict", str(tmp_path / "run"), "--input", str(file), *columns]) == 0
     assert "Warning: input: 1 row has no token of text (first: row 4)" in capsys.readouterr().err

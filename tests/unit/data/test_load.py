@@ -13,6 +13,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from tunesmith.data.columns import Columns, infer_columns
+from tunesmith.data.in_memory import labelled_table
 from tunesmith.data.read import DataBundle, load_data, read_labelled, read_source, read_unlabelled
 from tunesmith.data.source import Part
 from tunesmith.data.split import draw_split
@@ -341,3 +342,48 @@ def test_rows_to_predict_keep_all_columns_and_rows_to_evaluate_use_the_models_na
     assert read_labelled([{"text": "a b", "label": 1}], columns=columns, labels=labels)["labels"][:] == [1]
     with pytest.raises(DataError, match="test:1:label: 'baad' is not one of good, bad"):
         read_labelled([{"text": "a b", "label": "baad"}], columns=columns, labels=labels)
+
+
+def write_rows(path: Path, texts: list[str], labels: list[Any]) -> Path:
+    path.write_text("text,label\n" + "".join(f"{t},{v}\n" for t, v in zip(texts, labels, strict=True)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "labels", [[1700000000000.5 + 1000 * i for i in range(40)], [1e-300 * i for i in range(1, 41)]]
+)
+def test_labels_that_float32_cannot_tell_apart_are_refused(labels: list[float], tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "x.csv", [f"text {i}" for i in range(40)], labels)
+    with pytest.raises(DataError, match=r"x.csv:\d+:label: .* in 32 bits.*rescale them"):
+        load_data(train_file=path, cache_dir=tmp_path, do_regression=True)
+
+
+def test_constant_regression_labels_are_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "x.csv", [f"text {i}" for i in range(40)], [0.5] * 40)
+    with pytest.raises(DataError, match=r"all 40 rows have the label 0\.5: there is nothing to learn"):
+        load_data(train_file=path, cache_dir=tmp_path, do_regression=True)
+
+
+def test_many_small_classes_do_not_fill_the_validation_split(tmp_path: Path) -> None:
+    labels = [f"class {i % 200}" for i in range(600)]
+    path = write_rows(tmp_path / "x.csv", [f"text number {i}" for i in range(600)], labels)
+    found = load_data(train_file=path, cache_dir=tmp_path)
+    assert len(found.splits["validation"]) == 60
+    assert set(found.splits["train"]["labels"][:]) == set(range(200))
+
+
+def test_texts_that_stand_for_a_missing_value_are_reported_or_skipped(tmp_path: Path) -> None:
+    texts = ["N/A" if i == 3 else "nan" if i == 5 else f"text {i}" for i in range(40)]
+    path = write_rows(tmp_path / "x.csv", texts, ["a", "b"] * 20)
+    found = load_data(train_file=path, cache_dir=tmp_path)
+    [note] = [note for note in found.notes if "They are used as text" in note]
+    assert note.startswith(f"Warning: 2 train texts are only 'n/a' or 'nan' (first: {path}:5)")
+    skipped = load_data(train_file=path, cache_dir=tmp_path, skip_bad_rows=True)
+    assert [row.where for row in skipped.bad_rows] == [f"{path}:5", f"{path}:7"]
+
+
+def test_text_column_that_equals_the_labels_is_refused() -> None:
+    labels = ["a", "b"] * 20
+    table = {"review": [f"text {i}" for i in range(40)], "label": labels}
+    with pytest.raises(DataError, match="the text column 'label' equals the labels"):
+        labelled_table(table, labels)

@@ -59,7 +59,7 @@ def test_equal_rows_swapped_pairs_contradictions_and_rare_labels_are_found() -> 
     assert found["shared_sentences"].numbers["shared_rows"] == 2
     assert found["contradicting_labels"].numbers["rows"] == 1
     assert found["swapped_pairs"].numbers["pairs"] == 1
-    assert found["duplicate_rows"].numbers["first_rows"] == [96]
+    assert found["duplicate_rows"].numbers["first"] == ["train:96"]
     assert found["rare_labels"].numbers["labels"] == {"yes": 1}
     assert found["imbalance"].numbers["share"] > 0.9
     assert found["majority_baseline"].numbers["accuracy"] == 0.5
@@ -79,7 +79,7 @@ def test_nearly_equal_rows_across_splits_are_found_and_others_are_not() -> None:
     leak = audit(train, validation=held)["split_leak"]
     assert leak.severity == "warning"
     assert leak.numbers["near_rows"] == 20
-    assert leak.numbers["first_rows"] == list(range(1, 11))
+    assert leak.numbers["first"] == [f"validation:{row}" for row in range(1, 11)]
 
 
 def test_near_rows_whose_label_differs_as_by_chance_are_no_warning() -> None:
@@ -150,10 +150,12 @@ def test_equal_texts_contradict_each_other_in_every_task(kind: str) -> None:
     far = [{**row, "labels": 9.0 if kind == "numbers" else [0.0, 0.0, 1.0]} for row in rows[20:24]]
     found = audit(rows + again + far, names=("a", "b", "c"))["contradicting_labels"]
     assert found.severity == "warning"
-    assert found.numbers["first_rows"] == [21, 22, 23, 24, 211, 212, 213, 214]
+    assert found.numbers["first"] == [f"train:{row}" for row in (21, 22, 23, 24, 211, 212, 213, 214)]
 
 
-@pytest.mark.parametrize("kind", ["length", "frequency", "id column", "date column", "id in text", "label name"])
+@pytest.mark.parametrize(
+    "kind", ["length", "frequency", "id column", "date column", "id in text", "label name", "marker"]
+)
 def test_what_gives_the_label_away_is_a_warning(kind: str) -> None:
     rng = random.Random(1)
     rows = clean_rows(400)
@@ -167,15 +169,35 @@ def test_what_gives_the_label_away_is_a_warning(kind: str) -> None:
             row["text"] = f"{row['text']} {rng.randrange(1000) + 5000 * label}"
         elif kind == "label name":
             row["text"] = f"{row['text']} {('negative', 'positive')[label]}"
+        elif kind == "marker":
+            row["text"] = f"[{('NEG', 'POS')[label]}] {row['text']}"
         if kind == "date column":
             row["posted"] = f"{rng.randrange(1, 29):02d}.{rng.randrange(1, 13):02d}.{2019 + 4 * label}"
         if kind == "id column":
             row["key"] = f"r{number + 10_000 * label}"
-    found = audit(rows, names=("negative", "positive"))
+    found = audit(rows, names=("0", "1") if kind == "marker" else ("negative", "positive"))
     if kind == "frequency":
         assert "how often its text occurs" in found["content_free_baseline"].evidence
     else:
         assert found["label_giveaway"].severity == "warning"
+
+
+def test_marker_of_one_class_among_three_is_no_warning() -> None:
+    rows = clean_rows(300, classes=3)
+    for row in rows:
+        first = "urgent" if row["labels"] == 1 else "as"
+        row["text"] = f"{first} {row['text'].partition(' ')[2]}"
+    assert "label_giveaway" not in audit(rows, names=("a", "b", "c"))
+
+
+def test_findings_about_a_held_out_split_name_the_lines_of_the_file(tmp_path: Path) -> None:
+    lines = [f"{row['text']},{'ab'[row['labels']]}" for row in clean_rows(200)]
+    lines[10] = lines[150]
+    (tmp_path / "x.csv").write_text("text,label\n" + "\n".join(lines) + "\n")
+    bundle = load_data(train_file=tmp_path / "x.csv", cache_dir=tmp_path)
+    found = [f for f in audit_rows(bundle.parts, bundle.columns, bundle.labels) if f.code == "duplicate_rows"]
+    assert [f.numbers["first"] for f in found] == [[f"{tmp_path / 'x.csv'}:152"]]
+    assert f"(first: {tmp_path / 'x.csv'}:152)" in found[0].evidence
 
 
 def test_a_sorted_file_and_a_second_label_column_are_said_without_a_warning() -> None:
@@ -198,7 +220,7 @@ def test_empty_and_constant_texts_are_found() -> None:
     for row in rows[50:90]:
         row["text"] = "see attachment"
     found = audit(rows)
-    assert found["empty_text"].numbers["first_rows"] == [8]
+    assert found["empty_text"].numbers["first"] == ["train:8"]
     assert found["constant_text"].numbers["rows"] == 40
 
 

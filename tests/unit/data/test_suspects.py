@@ -6,9 +6,11 @@ import csv
 import io
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from tunesmith.data.label_errors import (
     describe_suspects,
@@ -19,6 +21,7 @@ from tunesmith.data.label_errors import (
     word_space,
 )
 from tunesmith.data.read import load_data
+from tunesmith.data.source import Part
 from tunesmith.errors import DataError
 from tunesmith.labels import LabelMap, Task
 
@@ -64,12 +67,13 @@ def test_planted_label_errors_come_first() -> None:
     suspects = rank_suspects(judge_labels(word_space(texts), given, LABELS), given, LABELS)
     assert {one.row for one in suspects[:15]} == set(wrong.tolist())
     assert all(one.suggested == 1 - given[one.row] for one in suspects[:15])
-    finding = describe_suspects(suspects, np.arange(300), given, LABELS, 300, "TF-IDF", None)[0]
+    part = Part.of(Dataset.from_dict({"text": texts, "labels": given}))
+    judged: Any = (part, np.arange(300), given, LABELS)
+    finding = describe_suspects(suspects, *judged, method="TF-IDF", review=None)[0]
+    assert f"the strongest: train:{suspects[0].row + 1}, " in finding.evidence
     assert finding.severity == "info"
     assert finding.numbers["rows"] == len(suspects)
-    assert (
-        describe_suspects(suspects * 3, np.arange(300), given, LABELS, 300, "TF-IDF", "r.csv")[0].severity == "warning"
-    )
+    assert describe_suspects(suspects * 3, *judged, method="TF-IDF", review="r.csv")[0].severity == "warning"
 
 
 def test_a_number_far_from_what_the_other_rows_say_is_suspicious() -> None:

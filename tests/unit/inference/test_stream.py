@@ -18,7 +18,7 @@ from tunesmith.errors import DataError
 from tunesmith.inference import predictor as predictor_module
 from tunesmith.inference.predictor import Chunk, Predictor, chunks_of
 from tunesmith.inference.tables import probabilities_of
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import predict_rows
 
@@ -69,9 +69,9 @@ def test_batches_of_any_size_give_the_same_logits(limits: dict[str, int]) -> Non
     runtime = make_runtime(use_cpu=True)
     model = tiny_bert(3)
     plain = predict_rows(model, rows, Padding(), runtime, max_rows=1).logits
-    strategies = choose_strategies(model, None, Padding(), device=runtime.device)
+    speedups = apply_speedups(model, None, Padding(), device=runtime.device)
     seen: list[int] = []
-    packed = predict_rows(model, rows, strategies.collate, runtime, on_batch=seen.append, **limits).logits
+    packed = predict_rows(model, rows, speedups.collate, runtime, on_batch=seen.append, **limits).logits
     np.testing.assert_allclose(packed, plain, atol=1e-5)
     assert sum(seen) == 41
     assert max(seen) <= limits.get("max_rows", 41)

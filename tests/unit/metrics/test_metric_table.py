@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from tunesmith.config.check import find_problems
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
+from tunesmith.config.validate import find_problems
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
 from tunesmith.metrics import table

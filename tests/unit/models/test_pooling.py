@@ -22,7 +22,7 @@ from transformers import (
 from tunesmith.data.batches import Padding
 from tunesmith.errors import ConfigError
 from tunesmith.models.pooling import is_averaging, last_linear, pooled_features, poolings_of, set_pooling
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.optimizer import count_layers, param_groups
 
 SHAPE: dict[str, Any] = {
@@ -108,11 +108,11 @@ def test_a_mean_model_runs_packed_with_equal_logits(kind: str) -> None:
     set_pooling(model, "mean")
     with torch.no_grad():
         plain = model(**padded()).logits
-        strategies = choose_strategies(model, None, Padding(1), device=torch.device("cpu"))
-        assert {"padding_free", "cls_only_last_layer"} <= set(strategies.parts)
-        batch: Any = strategies.collate({"input_ids": [torch.tensor(row).numpy() for row in ROWS]})
+        speedups = apply_speedups(model, None, Padding(1), device=torch.device("cpu"))
+        assert {"padding_free", "cls_only_last_layer"} <= set(speedups.parts)
+        batch: Any = speedups.collate({"input_ids": [torch.tensor(row).numpy() for row in ROWS]})
         fast = model(**batch).logits
-    strategies.disable()
+    speedups.close()
     assert (plain - fast).abs().max() < 1e-4
 
 

@@ -45,7 +45,7 @@ def test_a_second_try_with_another_setting_gets_the_next_folder(
 
 
 def test_a_folder_that_is_free_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tunesmith.config.schema import RunConfig
+    from tunesmith.config.options import RunConfig
 
     monkeypatch.chdir(tmp_path)
     config = RunConfig(train_file="x.csv")

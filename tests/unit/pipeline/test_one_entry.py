@@ -21,8 +21,7 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tiny_model import sentences, write_csv
-from tunesmith.config.convert import OPTIMIZERS
-from tunesmith.config.schema import list_options
+from tunesmith.config.options import OPTIMIZERS, list_options
 from tunesmith.data.read import KINDS
 from tunesmith.metrics import table as metric_table
 from tunesmith.models.families import FAMILIES, why_not

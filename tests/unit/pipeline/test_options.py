@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tiny_model import sentences
-from tunesmith.config.convert import OPTIMIZERS
-from tunesmith.config.schema import RunConfig, list_options
+from tunesmith.config.options import OPTIMIZERS, RunConfig, list_options
 from tunesmith.data.batches import Padding
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
@@ -21,7 +20,7 @@ from tunesmith.pipeline import prepare
 from tunesmith.pipeline.prepare import say_model
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.manifest import read_manifest
-from tunesmith.speedups.in_force import Strategies
+from tunesmith.speedups.apply import Speedups
 
 
 def mood(count: int = 40, *, every: int = 2) -> list[dict[str, Any]]:
@@ -80,10 +79,10 @@ def test_an_order_that_depends_on_the_device_is_said_aloud(device: str, asked: A
     said: list[str] = []
     config = RunConfig(train_sampling_strategy=asked, model_name_or_path="tiny")
     parts = {"padding_free": None}
-    strategies = Strategies(torch.nn.Identity(), *[Padding()] * 3, None, ("padding-free",), (), parts, {})
+    speedups = Speedups(torch.nn.Identity(), *[Padding()] * 3, None, ("padding-free",), (), parts, {})
     runtime: Any = SimpleNamespace(device=torch.device(device), precision="no")
     loaded: Any = SimpleNamespace(parameters=10, notes=())
-    say_model(said.append, config, loaded, strategies, runtime)
+    say_model(said.append, config, loaded, speedups, runtime)
     assert len([line for line in said if line.startswith("Order: random")]) == lines
 
 
@@ -243,8 +242,8 @@ def test_a_line_tells_when_kernels_are_compiled(
     if kept:
         (tmp_path / "kernels" / "one").mkdir(parents=True)
     said: list[str] = []
-    strategies: Any = SimpleNamespace(on=(), notes=())
+    speedups: Any = SimpleNamespace(on=(), notes=())
     runtime: Any = SimpleNamespace(device=torch.device(device), precision="no")
     loaded: Any = SimpleNamespace(parameters=10, notes=())
-    say_model(said.append, RunConfig(train_sampling_strategy="random"), loaded, strategies, runtime)
+    say_model(said.append, RunConfig(train_sampling_strategy="random"), loaded, speedups, runtime)
     assert len([line for line in said if line.startswith("Kernels:") and str(tmp_path) in line]) == lines

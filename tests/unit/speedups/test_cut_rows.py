@@ -14,7 +14,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.events import Note
 from tunesmith.labels import Task
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.loop import train_events
@@ -61,9 +61,9 @@ def run(make: Make, *, change_at: int | None = None, **wishes: Any) -> tuple[dic
     """Weights after a run, its notes, and the speed-ups."""
     model = tiny_bert()
     rows = TokenRows.from_lists(token_lists(32))
-    chosen = choose_strategies(model, rows, Padding(), device=torch.device("cpu"), **wishes)
+    chosen = apply_speedups(model, rows, Padding(), device=torch.device("cpu"), **wishes)
     optimizer = make(model.parameters())
-    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), cut=chosen.cut)
+    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), speedups=chosen)
     plan = Plan(STEPS, (STEPS,), Schedule("linear", RATE, 2, STEPS), seed=1)
     notes = []
     for event in train_events(state, Batches(rows, chosen.train_collate, 4, seed=1), plan):
@@ -74,7 +74,7 @@ def run(make: Make, *, change_at: int | None = None, **wishes: Any) -> tuple[dic
                 group["weight_decay"] = 0.3
     with chosen.whole():
         found = {n: t.clone() for n, t in model.state_dict().items()}
-    chosen.disable()
+    chosen.close()
     assert all(torch.equal(found[n], t) for n, t in model.state_dict().items())
     return found, notes, chosen
 

@@ -14,7 +14,7 @@ from conftest import tiny_bert
 from tunesmith.data.batches import Batch, Padding, pin_batch, tensors_of
 from tunesmith.errors import ConfigError
 from tunesmith.speedups import cuda_graphs
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.speedups.cuda_graphs import Fingerprint, StepGraphs
 from tunesmith.speedups.packing import Packing, bucket_of
 from tunesmith.training.checkpoint import pack_optimizer, unpack_optimizer
@@ -150,8 +150,8 @@ def test_copies_of_weights_are_looked_after_before_every_replay() -> None:
 
 def test_what_needs_a_gpu_is_refused_by_name_without_one_and_not_missed() -> None:
     with pytest.raises(ConfigError, match="--cuda_graphs on is not possible: they are for a GPU"):
-        choose_strategies(tiny_bert(), None, Padding(), device=CPU, cuda_graphs="on")
-    assert choose_strategies(tiny_bert(), None, Padding(), device=CPU).notes == ()
+        apply_speedups(tiny_bert(), None, Padding(), device=CPU, cuda_graphs="on")
+    assert apply_speedups(tiny_bert(), None, Padding(), device=CPU).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -161,5 +161,5 @@ def test_what_needs_a_gpu_is_refused_by_name_without_one_and_not_missed() -> Non
 def test_rows_of_similar_length_share_a_batch_where_that_saves_something(
     device: str, pack_rows: Any, order: str
 ) -> None:
-    chosen = choose_strategies(tiny_bert(), None, Padding(), device=CPU, pack_rows=pack_rows)
+    chosen = apply_speedups(tiny_bert(), None, Padding(), device=CPU, pack_rows=pack_rows)
     assert chosen.best_order(torch.device(device)) == order

@@ -19,9 +19,8 @@ from tunesmith.data.tokens import TokenRows
 from tunesmith.events import Note, SafePoint, StepDone
 from tunesmith.labels import Task
 from tunesmith.speedups import verify
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import Speedups, apply_speedups
 from tunesmith.speedups.cuda_graphs import Fingerprint
-from tunesmith.speedups.in_force import Strategies
 from tunesmith.speedups.verify import nothing_left_behind
 from tunesmith.training.checkpoint import Identity, load_checkpoint, save_checkpoint
 from tunesmith.training.distributed import make_runtime
@@ -53,15 +52,14 @@ class Counted(nn.Module):
         return SequenceClassifierOutput(logits=logits)
 
 
-def begin(model: Any, *, prove: bool = True, **wishes: Any) -> tuple[TrainState, Batches, Plan, Strategies]:
+def begin(model: Any, *, prove: bool = True, **wishes: Any) -> tuple[TrainState, Batches, Plan, Speedups]:
     rows = TokenRows.from_lists(token_lists(48))
-    chosen = choose_strategies(model, rows, Padding(), device=torch.device("cpu"), **wishes)
+    chosen = apply_speedups(model, rows, Padding(), device=torch.device("cpu"), **wishes)
     optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1)
     loss, runtime = TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True)
-    state = TrainState(model, optimizer, loss, runtime)
-    assert state.strategies is chosen
+    state = TrainState(model, optimizer, loss, runtime, speedups=chosen)
     if not prove:
-        state.strategies = None
+        state.proved = state.fingerprint.of_model()
     plan = Plan(STEPS, (STEPS,), Schedule("linear", 1e-3, 0, STEPS), seed=1)
     return state, Batches(rows, chosen.train_collate, 8, seed=1), plan, chosen
 
@@ -80,8 +78,7 @@ def test_a_run_has_the_same_bits_with_a_proof_and_without(make: Any) -> None:
         state, batches, plan, chosen = begin(make(), prove=prove)
         events = list(train_events(state, batches, plan))
         assert not any(isinstance(e, Note) for e in events)
-        assert (state.proved is not None) == prove
-        chosen.disable()
+        chosen.close()
         found.append((losses_of(events), state.model.state_dict(), [torch.rand(3), np.random.rand(), random.random()]))
     assert found[0][0] == found[1][0]
     assert all(torch.equal(found[0][1][n], found[1][1][n]) for n in found[0][1])

@@ -10,7 +10,7 @@ from torch import nn
 
 from conftest import tiny_bert
 from tunesmith.data.batches import Padding
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.speedups.determinism import SteadyEmbedding, SteadyTables, deterministic, look_up
 
 
@@ -71,8 +71,8 @@ def test_a_table_that_rescales_its_rows_computes_as_torch_does() -> None:
 def test_packed_steps_on_a_gpu_have_them(pack_rows: Any, kind: type[nn.Embedding]) -> None:
     model = tiny_bert()
     off: dict[str, Any] = dict.fromkeys(("first_token_only", "fused_layers", "cuda_graphs"), "off")
-    chosen = choose_strategies(model, None, Padding(), device=torch.device("cuda"), pack_rows=pack_rows, **off)
+    chosen = apply_speedups(model, None, Padding(), device=torch.device("cuda"), pack_rows=pack_rows, **off)
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     assert {type(table) for table in tables} == {kind}
-    chosen.disable()
+    chosen.close()
     assert {type(table) for table in tables} == {nn.Embedding}

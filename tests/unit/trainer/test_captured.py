@@ -246,6 +246,6 @@ def test_steps_of_an_unknown_encoder_are_captured_padded_and_those_of_the_plain_
     ours = run(tmp_path / "1", model=unknown(kind, **sizes), num_train_epochs=4)
     plain = run(tmp_path / "2", model=unknown(kind, **sizes), num_train_epochs=4, kind=Unaided)
     assert captured[0].replays > 4
-    assert ours._engine.strategies.dropped == taken_off
+    assert ours._engine.speedups.dropped == taken_off
     losses = [[line["loss"] for line in t.state.log_history if "loss" in line] for t in (ours, plain)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)

@@ -20,7 +20,7 @@ from tunesmith.labels import Task
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import read_manifest
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import Identity
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
@@ -61,13 +61,13 @@ def make_keeper(
         patience=patience,
     )
     model = tiny_bert(dropout=0.1)
-    cut = None
+    speedups = None
     if fast:
-        strategies = choose_strategies(model, rows, Padding(), device=torch.device("cpu"))
-        assert len(strategies.on) == 3, strategies.notes
-        batches, cut = replace(batches, collate=strategies.train_collate), strategies.cut
+        speedups = apply_speedups(model, rows, Padding(), device=torch.device("cpu"))
+        assert len(speedups.on) == 3, speedups.notes
+        batches = replace(batches, collate=speedups.train_collate)
     optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1)
-    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), cut=cut)
+    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), speedups=speedups)
     identity = Identity("run", "data", {"accumulation": accumulation}, {"names": ["a", "b"]}, {})
     given = {"plan": plan, "describe": lambda tmp: None, "keep_checkpoints": 100}
     return RunWriter(RunDir(folder), state, identity, **given), batches

@@ -17,7 +17,7 @@ from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.events import NonFinite, SafePoint, StepDone
 from tunesmith.labels import Task
-from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.apply import Speedups, apply_speedups
 from tunesmith.speedups.cuda_graphs import StepGraphs, _Captured
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
@@ -161,7 +161,7 @@ def test_out_of_memory_splits_the_micro_batch_and_keeps_the_maths(packed: bool) 
     plain, small = make_state(), make_state(Greedy(Task.BINARY, 2))
     collate = None
     if packed:
-        collate = choose_strategies(
+        collate = apply_speedups(
             small.model, None, Padding(), device=torch.device("cpu"), restrict_vocabulary="off"
         ).collate
     for a, b in zip(batches(8, 1).windows(0), batches(8, 1, collate).windows(0), strict=True):
@@ -180,7 +180,8 @@ def test_out_of_memory_lets_go_of_captured_steps_before_it_splits_anything() -> 
             return super().sum(model, batch)
 
     plain, state = make_state(dropout=0.1), make_state(Full(Task.BINARY, 2), dropout=0.1)
-    held = state.graphs = StepGraphs(torch.device("cpu"))
+    held = StepGraphs(torch.device("cpu"))
+    state.speedups = Speedups(state.model, Padding(), Padding(), Padding(), None, (), (), {}, {}, graphs=held)
     held._graphs[("a shape",)] = _Captured(None, [], torch.zeros(3))
     state.may_split = False
     for window in batches(8, 1).windows(0):
