@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
@@ -426,6 +426,17 @@ def holds(folder: Path, model: nn.Module) -> bool:
     except (CheckpointError, SafetensorError):
         return False
     return all(mine.dtype == stored.dtype and torch.equal(mine, stored) for mine, stored in pairs)
+
+
+def holds_names(folder: Path, model: nn.Module) -> bool:
+    """Return whether the stored weights have the model's own names, so that `load_weights` restores all of them."""
+    if has_adapters(model) or not (folder / WEIGHTS).is_file():
+        return False
+    own = model.state_dict()
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        stored = set(file.keys())
+    there = {own[name].data_ptr() for name in own if name in stored}
+    return stored <= own.keys() and all(n in stored or t.data_ptr() in there for n, t in own.items())
 
 
 def copy_weights(model: nn.Module, stored: Tensors, where: str) -> None:
