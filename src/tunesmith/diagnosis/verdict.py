@@ -162,7 +162,7 @@ def judge_reading(reading: Reading) -> list[Finding]:
     lost = _lost(reading)
     if lost is not None:
         return [lost]
-    features = read_features(reading) if len(reading) else None
+    features = read_features(reading) if len(reading) and reading.chance_loss > 0 else None
     thin = _too_little(reading, features)
     if thin is not None:
         return [thin]
@@ -306,6 +306,9 @@ def _too_little(reading: Reading, features: Features | None) -> Finding | None:
         rows = reading.rows_evaluated
         evidence = f"{rows} validation examples: one of them changes the score by {1 / max(1, rows):.0%}"
         advice = ["--validation_split_fraction 0.2"]
+    elif reading.chance_loss <= 0:
+        evidence = "a constant prediction is always right on the validation rows: there is nothing to learn"
+        advice = ["add rows with other labels"]
     elif reading.regression and reading.rows is None and not reading.chance_known:
         evidence = f"validation loss is {reading.val_loss[-1]:.2f}; the loss of the constant baseline is unknown"
         advice = ["--metric_name pearson,mse,r2: they show whether the model is better than the mean"]
