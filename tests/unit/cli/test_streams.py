@@ -24,11 +24,11 @@ def shell(line: str, folder: Path, **environ: str) -> Any:
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("$T schema >&-", 4, "stdout is closed, so what was printed is lost"),
-        ("$T schema 2>&- >/dev/null", 0, ""),
+        ("$T doctor >&-", 4, "stdout is closed, so the output is lost"),
+        ("$T doctor 2>&- >/dev/null", 0, ""),
         ("$T nope 2>&-", 2, ""),
         ("$T nope >&- 2>&- <&-", 2, ""),
-        ("$T schema >/dev/full", 4, "No space left on device"),
+        ("$T doctor >/dev/full", 4, "No space left on device"),
         ("$T nope 2>/dev/full", 2, ""),
     ],
 )
