@@ -18,9 +18,8 @@ from tunesmith.errors import ConfigError, DataError
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
-from tunesmith.metrics.rows import Scale
-from tunesmith.metrics.table import DEFAULTS, canonical_name, greater_is_better, metric_names
-from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config
+from tunesmith.metrics.table import DEFAULTS, Scale, canonical_name, greater_is_better, metric_names
+from tunesmith.report.build import diagnose_with, is_in_training, read_run_config
 from tunesmith.report.predictions import (
     Headline,
     PredictedRows,
