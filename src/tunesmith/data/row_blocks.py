@@ -12,7 +12,7 @@ from typing import Any
 
 from tunesmith.data.csv_files import Dialect, check_header, choose_dialect, parse_delimited, sniff_dialect
 from tunesmith.data.files import CountedBytes, DecompressionLimits, UnreadableText, readable, text_blocks
-from tunesmith.data.json_files import BATCH_ROWS, flatten_record, line_records
+from tunesmith.data.json_files import BATCH_ROWS, convert_export, flatten_record, line_records
 from tunesmith.errors import ConfigError, DataError
 
 TEXT_KINDS = ("csv", "tsv", "jsonl")
@@ -79,7 +79,7 @@ def fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int = sys.maxsize) 
 
 def _column_blocks(blocks: Iterator[str], origin: str, dialect: Dialect | None) -> Iterator[dict[str, list[Any]]]:
     if dialect is None:
-        records = line_records(blocks, origin)
+        _, records = convert_export(line_records(blocks, origin))
         while some := [flatten_record(row) for _, row in islice(records, BATCH_ROWS)]:
             yield {name: [row.get(name) for row in some] for name in dict.fromkeys(chain.from_iterable(some))}
         return
