@@ -15,7 +15,7 @@ from torch import nn
 from tunesmith.data.batches import Batch, Collate, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
-from tunesmith.models.families import anatomy_of, hook_tables, is_watched, why_not
+from tunesmith.models.families import hook_tables, is_watched, why_not
 from tunesmith.models.load import compute_row
 from tunesmith.speedups.cuda_graphs import StepGraphs, bucketed, is_too_wide, why_not_captured
 from tunesmith.speedups.determinism import SteadyTables
@@ -154,7 +154,7 @@ def apply_speedups(
         applied["padding_free"] = free = enable_padding_free(model)
         collate = Packing(free.first_position, free.keys, free.skipped_id)
         on.append("padding-free")
-    whole = _repeats_layers(model) or _why_not_cut_layer(model, "padding_free" in applied)
+    whole = why_not_first_token(model) or (None if "padding_free" in applied else "it needs padding_free")
     if _wanted("cls_only_last_layer", first_token_only, whole, notes):
         applied["cls_only_last_layer"] = enable_first_token_only(model)
         on.append("last layer for the first token only")
@@ -250,13 +250,6 @@ def _no_graphs(device: torch.device, world: int, unknown: str | None) -> str | N
     if device.type != "cuda":
         return "they are for a GPU"
     return "several ranks exchange gradients inside the step" if world > 1 else unknown
-
-
-def _why_not_cut_layer(model: nn.Module, packed: bool) -> str | None:
-    reason = why_not_first_token(model)
-    if reason is None and not packed and anatomy_of(model).family.relative:
-        return "with attention by distances it is for batches without padding"
-    return reason
 
 
 def _why_not_cut(model: nn.Module) -> str | None:
