@@ -80,7 +80,7 @@ def test_an_order_that_depends_on_the_device_is_said_aloud(device: str, asked: A
     said: list[str] = []
     config = RunConfig(train_sampling_strategy=asked, model_name_or_path="tiny")
     parts = {"padding_free": None}
-    speedups = Speedups(torch.nn.Identity(), *[Padding()] * 3, None, ("padding-free",), (), parts, {})
+    speedups = Speedups(torch.nn.Identity(), *[Padding()] * 3, None, ("packing",), (), parts)
     runtime: Any = SimpleNamespace(device=torch.device(device), precision="no")
     loaded: Any = SimpleNamespace(parameters=10, notes=())
     say_model(said.append, config, loaded, speedups, runtime)
