@@ -16,7 +16,7 @@ from diagnose_drawn import make_options, make_rows
 from diagnose_sources import SHARED, Rows, Splits
 from diagnose_tasks import label_map
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, to_dict
+from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, RowsEvaluated, RunEnded, RunStarted
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows

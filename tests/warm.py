@@ -105,8 +105,14 @@ def warm_python() -> str:
 IMPORTED = (
     *("accelerate.commands.launch", "datasets", "matplotlib.pyplot", "sklearn.metrics", "torch.distributed.run"),
     *("transformers.trainer", "transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert"),
-    *("sklearn.tree", "tunesmith.cli.console", "tunesmith.cli.main", "tunesmith.cli.train", "tunesmith.trainer.facade"),
-    *("tunesmith.data.audit", "tunesmith.config.entries", "tunesmith.training.evaluation", "PIL.PngImagePlugin"),
+    *(
+        "sklearn.tree",
+        "tunesmith.cli.console",
+        "tunesmith.cli.main",
+        "tunesmith.cli.train",
+        "tunesmith.trainer.trainer",
+    ),
+    *("tunesmith.data.audit", "tunesmith.config.load", "tunesmith.training.evaluation", "PIL.PngImagePlugin"),
 )
 """What commands import. None of it starts a thread."""
 ROOMS = ("data", "inference", "metrics", "models", "pipeline", "report", "speedups")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
 
     from tunesmith.cli.console import Console
     from tunesmith.config.load import load_config
-    from tunesmith.config.schema import RunConfig
+    from tunesmith.config.options import RunConfig
     from tunesmith.data.batches import Batches, Padding, padding_of
     from tunesmith.data.hub import load_from_hub as load_dataset
     from tunesmith.data.tokens import TokenRows
@@ -106,7 +106,7 @@ _HOMES: dict[str, str] = {
     "Padding": "tunesmith.data.batches",
     "Plan": "tunesmith.training.schedule",
     "Predictor": "tunesmith.inference.predictor",
-    "RunConfig": "tunesmith.config.schema",
+    "RunConfig": "tunesmith.config.options",
     "Schedule": "tunesmith.training.schedule",
     "Task": "tunesmith.labels",
     "TaskLoss": "tunesmith.training.evaluation",

@@ -25,7 +25,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from tunesmith.config.schema import RunConfig, list_options
+from tunesmith.config.options import RunConfig, list_options
 from tunesmith.data.in_memory import columns_table, labelled_table, refuse_labels_as_text, text_columns_of
 from tunesmith.errors import ConfigError, did_you_mean, name_the_extra, nearest
 from tunesmith.events import Evaluated, Event, Improved, RunEnded, StepDone

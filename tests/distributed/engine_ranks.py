@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def run_case(
         "improved": [(e.step, e.value) for e in events if isinstance(e, Improved)],
         "step": state.step,
         "planned": steps,
-        "progress": state.progress.to_json(),
+        "progress": asdict(state.progress),
         "weights": {name: tensor.double().sum().item() for name, tensor in weights_now.items()},
         "exact": {n: tensor.float().numpy().tobytes().hex()[:4096] for n, tensor in weights_now.items()},
     }

@@ -44,7 +44,7 @@ def config_page() -> str:
 
 def options_as_markdown() -> str:
     """Every option with default and help, one table per section."""
-    from tunesmith.config.schema import dump_value, list_options
+    from tunesmith.config.options import dump_value, list_options
 
     lines: list[str] = []
     group = None
@@ -62,7 +62,7 @@ def differing_defaults() -> dict[str, tuple[Any, Any]]:
     """Option -> (default of transformers, default here), for names that both know."""
     from transformers import TrainingArguments
 
-    from tunesmith.config.schema import list_options
+    from tunesmith.config.options import list_options
 
     theirs = {f.name: f.default for f in fields(TrainingArguments) if f.init}
     out = {}

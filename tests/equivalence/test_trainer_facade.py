@@ -107,47 +107,6 @@ def test_losses_logs_and_weights_equal_transformers_for_50_steps(tmp_path: Path,
     assert mine.metrics.keys() == their.metrics.keys()
 
 
-def test_accumulation_without_compute_loss_func_gives_the_loss_of_the_large_batch(tmp_path: Path) -> None:
-    """transformers adds up the means of micro-batches here; ours divides once by the rows of the window."""
-    small = bert_run(
-        Trainer, tmp_path / "small", max_steps=20, per_device_train_batch_size=3, gradient_accumulation_steps=4
-    )
-    twelve = bert_run(Trainer, tmp_path / "twelve", max_steps=20, per_device_train_batch_size=12)
-    for a, b in zip(small.state.log_history, twelve.state.log_history, strict=True):
-        if "loss" in a:
-            assert a["loss"] == pytest.approx(b["loss"], abs=1e-6)
-
-
-@pytest.mark.parametrize("overridden", ["compute_loss", "mean_compute_loss", "compute_loss_func"])
-def test_a_users_mean_loss_is_weighted_by_its_rows(tmp_path: Path, overridden: str) -> None:
-    class Counting(Trainer):
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any:
-            labels = inputs.pop("labels")
-            outputs = model(**inputs)
-            loss = functional.cross_entropy(outputs.logits, labels, reduction="sum")
-            loss = loss / (len(labels) if num_items_in_batch is None else num_items_in_batch)
-            return (loss, outputs) if return_outputs else loss
-
-    class Mean(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-            labels = inputs.pop("labels")
-            outputs = model(**inputs)
-            loss = functional.cross_entropy(outputs.logits, labels)
-            return (loss, outputs) if return_outputs else loss
-
-    def mean(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-        return functional.cross_entropy(outputs.logits, labels)
-
-    kind = {"compute_loss": Counting, "mean_compute_loss": Mean}.get(overridden, Trainer)
-    func = mean if overridden == "compute_loss_func" else None
-    options = {"max_steps": 12, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 4}
-    mine = bert_run(kind, tmp_path / "mine", compute_loss_func=func, **options)
-    plain = bert_run(Trainer, tmp_path / "plain", **options)
-    compare_logs(plain.state.log_history, mine.state.log_history)
-
-
 def regression_run(kind: Any, folder: Path, **options: Any) -> tuple[Any, list[str]]:
     recorder = Recorder()
     defaults = {"logging_steps": 3, "train_sampling_strategy": "sequential", "num_train_epochs": 2}

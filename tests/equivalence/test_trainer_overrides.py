@@ -17,8 +17,6 @@ from transformers import BertConfig, BertForSequenceClassification, set_seed
 from sampling import crossed
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
-from tunesmith.errors import ConfigError
-from tunesmith.trainer.validation import NOT_CALLED
 
 DOORS = (transformers.Trainer, Trainer)
 METHODS = [n for n, v in vars(transformers.Trainer).items() if inspect.isfunction(v) and not n.startswith("__")]
@@ -63,10 +61,6 @@ def counting(door: Any) -> tuple[Any, Counter[str]]:
     return kind, calls
 
 
-def test_every_method_is_here_or_its_override_is_refused() -> None:
-    assert [n for n in METHODS if not hasattr(Trainer, n) and n not in NOT_CALLED] == []
-
-
 def test_every_method_that_transformers_calls_is_called_here(tmp_path: Path) -> None:
     counts = []
     for number, door in enumerate(DOORS):
@@ -80,7 +74,10 @@ def test_every_method_that_transformers_calls_is_called_here(tmp_path: Path) -> 
         counts.append(calls)
     theirs, ours = counts
     assert len(theirs) > 40
-    assert [n for n in theirs if n not in NOT_CALLED and not ours[n]] == []
+    replaced = ("_issue_warnings_after_load",)  # weights that do not fit the model are refused
+    assert [n for n in theirs if not ours[n] and n not in replaced] == []
+    inside = ("training_step", "compute_loss", "prediction_step", "get_batch_samples", "_clip_grad_norm", "evaluate")
+    assert {n: ours[n] for n in inside} == {n: theirs[n] for n in inside}
 
 
 @pytest.mark.parametrize(
@@ -133,13 +130,6 @@ def test_a_save_model_put_on_the_object_writes_the_checkpoints(tmp_path: Path) -
         trainer.save_model = save
         trainer.train()
         assert (tmp_path / str(number) / "checkpoint-4" / "mine.txt").read_text() == "mine"
-
-
-def test_a_method_put_on_the_object_that_is_never_called_is_refused(tmp_path: Path) -> None:
-    trainer = make(Trainer, tmp_path)
-    trainer.get_batch_samples = lambda *args: None
-    with pytest.raises(ConfigError, match="get_batch_samples is never called here"):
-        trainer.train()
 
 
 @pytest.mark.parametrize("name", ["compute_loss_context_manager", "autocast_smart_context_manager"])
@@ -202,15 +192,6 @@ def test_settings_that_a_subclass_adds_to_the_accelerator_are_used(tmp_path: Pat
         (handler,) = plain._build_accelerator_args()["kwargs_handlers"]
         assert handler.static_graph
         assert make(Smaller, tmp_path / str(number)).accelerator.ddp_handler.bucket_cap_mb == 7
-
-
-def test_a_setting_of_the_accelerator_that_has_no_effect_is_refused(tmp_path: Path) -> None:
-    class Precise(Trainer):
-        def _build_accelerator_args(self, **options: Any) -> dict[str, Any]:
-            return {**super()._build_accelerator_args(**options), "mixed_precision": "bf16"}
-
-    with pytest.raises(ConfigError, match="_build_accelerator_args sets mixed_precision"):
-        make(Precise, tmp_path)
 
 
 @pytest.mark.parametrize("wanted", [True, "", "no-such-folder"])

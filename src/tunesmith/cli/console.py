@@ -45,6 +45,11 @@ BYTES: dict[str, Any] = {
     "unit_scale": True,
     "bar_format": _ENDS + "{n_fmt}/{total_fmt}  {rate_fmt}  {remaining} left",
 }
+DETAILS = (
+    *("Recipe: ", "New, to be trained", "Exact speed-ups: ", "Tokens: no row", "Order: "),
+    "F1, precision and recall are",
+)
+"""Messages that begin like this are printed only with -v; the report contains them."""
 SHOWN_METRICS = 2
 """Beside the loss, so that the line fits 80 columns; report and journal have them all."""
 
@@ -73,15 +78,13 @@ class Console:
         *,
         bars: bool | None = None,
         logging_steps: float | None = None,
-        logging_strategy: str = "steps",
-        logging_first_step: bool = False,
+        verbose: bool = False,
         stream: TextIO | None = None,
     ) -> None:
         self.stream = stream or sys.stderr
         self.bars = self.stream.isatty() and os.environ.get("TERM") != "dumb" if bars is None else bars
         self.logging_steps = logging_steps
-        self.logging_strategy = logging_strategy
-        self.logging_first_step = logging_first_step
+        self.verbose = verbose
         self._watch = Watch()
         self._training: Any = None
         self._bar: Any = None
@@ -99,7 +102,9 @@ class Console:
         return self._watch
 
     def say(self, text: str) -> None:
-        """Prints a sentence above the bars, wrapped to the terminal width."""
+        """Print a sentence above the bars, wrapped to the terminal width. Details are printed only if verbose."""
+        if not self.verbose and text.startswith(DETAILS):
+            return
         if self.bars:
             width = max(40, shutil.get_terminal_size((80, 24)).columns - 1)
             text = textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
@@ -177,10 +182,8 @@ class Console:
         """Sets the length of the run, which a resumed run does not announce by a RunStarted event."""
         self._num_steps = num_steps
         every = self.logging_steps
-        if self.logging_strategy == "epoch":
-            self._every = max(1, round(steps_per_epoch))
-        elif every is None:
-            self._every = max(1, round(steps_per_epoch / 20))
+        if every is None:
+            self._every = max(1, round(num_steps / 10))
         else:
             self._every = max(1, int(num_steps * every)) if 0 < every < 1 else int(every)
 
@@ -188,8 +191,7 @@ class Console:
         if event.loss is not None:
             self._losses.append(event.loss)
         self._recent.append(event.seconds)
-        first = event.step == 1 and self.logging_first_step
-        shown = event.step % self._every == 0 or event.step == self._num_steps or first
+        shown = event.step % self._every == 0 or event.step == self._num_steps
         mean = sum(self._losses) / len(self._losses) if self._losses else float("nan")
         if self.bars:
             if self._training is None:
@@ -197,7 +199,7 @@ class Console:
             self._training.update(event.step - self._training.n)
             if shown or not self._training.postfix:
                 self._training.set_postfix_str(f"loss {mean:.4f}", refresh=False)
-        elif shown and self.logging_strategy != "no":
+        elif shown:
             self._write(
                 f"step {event.step}/{self._num_steps}  epoch {event.epoch:.2f}  loss {mean:.4f}  "
                 f"lr {event.learning_rate:.2e}  {self._rate_and_rest(event.step)}"

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from tunesmith.cli.parser import add_flag
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 
 RECIPE = {
     "recipe": "hf",

@@ -1,8 +1,5 @@
-"""argparse with dashes or underscores in flags, switches with or without a value and suggestions for misspelt names; and the
-options of RunConfig as flags.
-
-Flags are made from the schema: name, type, default and help are written there only.
-"""
+"""Command-line parsing: argparse with dashes or underscores in flags, switches with an optional value, and suggestions for
+misspelled names. The flags of a run are made from the options table in config/options.py."""
 
 from __future__ import annotations
 
@@ -11,9 +8,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from tunesmith.config.convert import WORDS, choices_of, is_boolean, is_list
-from tunesmith.config.load import IGNORED, REFUSED, RENAMED, load_config, raise_problems, suggest
-from tunesmith.config.schema import Option, RunConfig, dump_value, list_options
+from tunesmith.config.load import IGNORED, REFUSED, RENAMED, WORDS, load_config, raise_problems, suggest
+from tunesmith.config.options import Option, RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError
 
 
@@ -132,50 +128,58 @@ def _plain(flag: str) -> str:
 
 MOST_USED = (
     *("train_file", "validation_file", "test_file", "text_column_names", "label_column_name", "model_name_or_path"),
-    *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "max_seq_length", "seed"),
+    *("output_dir", "recipe", "time_budget", "num_train_epochs", "learning_rate", "per_device_train_batch_size"),
+    *("max_seq_length", "folds", "seed"),
 )
-"""What `train --help` begins with; the other options follow in their sections."""
+"""The options that `train --help` shows; `--help_all` shows the others in their sections."""
+
+
+class _HelpAll(argparse.Action):
+    """Print the help of all options and exit."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        for action in parser._actions:
+            action.help = vars(action).get("full_help", action.help)
+        parser.print_help()
+        parser.exit()
 
 
 def add_config_arguments(
-    parser: argparse.ArgumentParser, groups: Iterable[str] | None = None, *, positional: bool = False
+    parser: argparse.ArgumentParser, groups: Iterable[str] | None = None, *, run_folder: bool = False
 ) -> None:
-    """Adds --config and a flag for each option of the named sections (all of them by default).
+    """Add a flag for each option, `--config FILE`, and the same file as a positional argument.
 
-    Only flags really given are kept, in `args.given`. `positional` lets a bare `run.yaml` stand for `--config run.yaml`.
+    Only the flags that are set are stored, in `args.given`. With `run_folder` the positional argument may be a run folder.
+    `groups` limits the flags to some sections of the table and omits the positional argument.
     """
-    wanted = None if groups is None else set(groups)
+    wanted = [option for option in list_options().values() if groups is None or option.group in groups]
     parser.set_defaults(given={})
-    parser._optionals.title = "options used most" if wanted is None else "options"
     parser.epilog = (
-        "A switch stands alone or takes true or false: --bf16, --bf16 false and --no_bf16 all work. [x]: default x."
+        "Switches: --bf16, --bf16 true, --bf16 false and --no_bf16 are accepted. "
+        f"`{parser.prog} --help_all` lists all options."
     )
-    parser.add_argument(
-        "--config", type=user_path, metavar="FILE", help="Read options from a .yaml, .json or .toml file."
-    )
-    if positional:
-        parser.add_argument(
-            "config_file", nargs="?", type=user_path, metavar="run.yaml", help="The same as --config run.yaml."
-        )
+    what = "Config file with options (YAML)" + (", or the folder of a run to continue." if run_folder else ".")
+    if groups is None:
+        parser.add_argument("config_file", nargs="?", type=user_path, metavar="run.yaml", help=what)
+    parser.add_argument("--config", type=user_path, metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--help_all", action=_HelpAll, nargs=0, help="Show all options and exit.")
     sections: dict[str, Any] = {}
-    first = MOST_USED if wanted is None else ()
-    for name in first:
-        _add_option(parser, list_options()[name])
-    for option in list_options().values():
-        if option.name not in first and (wanted is None or option.group in wanted):
+    for option in sorted(wanted, key=lambda option: option.name not in MOST_USED):
+        if option.name in MOST_USED:
+            _add_option(parser, option)
+        else:
             section = sections.get(option.group) or parser.add_argument_group(option.group)
             sections[option.group] = section
-            _add_option(section, option)
-    if wanted is None:
-        _add_old_names(parser)
-
-
-def add_option_flags(parser: argparse.ArgumentParser, title: str, names: Iterable[str]) -> None:
-    """Adds the flags of some options; what is given is kept in `args.given`."""
-    parser.set_defaults(given={})
-    section = parser.add_argument_group(title)
-    for name in names:
-        _add_option(section, list_options()[name])
+            action = _add_option(section, option)
+            vars(action)["full_help"], action.help = action.help, argparse.SUPPRESS
+    # Flags of earlier versions and of transformers: accepted but not shown. The loader renames or explains them.
+    switches = (
+        *("group_by_length", "no_cuda", "overwrite_output_dir", "trust_remote_code", "push_to_hub"),
+        *("remove_unused_columns", "do_train", "do_eval", "do_predict", "torch_compile", "save_only_model"),
+        *("weights_only", "eval_on_start", "overwrite_cache", "logging_first_step", "dataloader_pin_memory"),
+    )
+    for name in (*RENAMED, *IGNORED, *REFUSED) if groups is None else ():
+        parser.add_argument(f"--{name}", action=_GiveSwitch if name in switches else _Give, help=argparse.SUPPRESS)
 
 
 def config_from_args(args: argparse.Namespace) -> RunConfig:
@@ -206,32 +210,24 @@ class _GiveNo(argparse.Action):
         namespace.given = {**namespace.given, self.dest: "false"}
 
 
-def _add_option(section: Any, option: Option) -> None:
+def _add_option(section: Any, option: Option) -> argparse.Action:
     text = f"{option.help}{_default_text(option)}".replace("%", "%%")
     flag = f"--{option.name}"
-    if is_boolean(option.hint):
-        section.add_argument(flag, action=_GiveSwitch, help=text)
+    action: argparse.Action
+    if option.name == "resume_from_checkpoint":  # a value that is not true or false is refused by the loader
+        action = section.add_argument(flag, action=_Give, nargs="?", const="true", metavar="true|false", help=text)
+    elif bool in option.kinds:
+        action = section.add_argument(flag, action=_GiveSwitch, help=text)
         section.add_argument(f"--no_{option.name}", dest=option.name, action=_GiveNo, nargs=0, help=argparse.SUPPRESS)
-        return
-    if option.name == "resume_from_checkpoint":
-        section.add_argument(flag, action=_Give, nargs="?", const="true", metavar="FOLDER", help=text)
-        return
-    nargs = "+" if is_list(option.hint) else None
-    section.add_argument(flag, action=_Give, nargs=nargs, metavar=_metavar(option), help=text)
-
-
-def _add_old_names(parser: argparse.ArgumentParser) -> None:
-    """Flags of earlier versions: accepted, not shown. The loader says what became of them."""
-    switches = ("group_by_length", "no_cuda", "overwrite_output_dir", "trust_remote_code", "push_to_hub")
-    for name in (*RENAMED, *IGNORED, *REFUSED):
-        is_switch = name in switches or name.startswith("do_") or name in ("remove_unused_columns",)
-        action = _GiveSwitch if is_switch else _Give
-        parser.add_argument(f"--{name}", action=action, help=argparse.SUPPRESS)
+    else:
+        nargs = "+" if option.is_list else None
+        action = section.add_argument(flag, action=_Give, nargs=nargs, metavar=_metavar(option), help=text)
+    return action
 
 
 def _metavar(option: Option) -> str:
-    choices = choices_of(option.hint)
-    if choices and not is_list(option.hint) and len("|".join(choices)) <= 30:
+    choices = option.choices
+    if choices and not option.is_list and len("|".join(choices)) <= 30:
         return "|".join(choices)
     if option.name.endswith("_file"):
         return "FILE"
@@ -246,10 +242,9 @@ def _metavar(option: Option) -> str:
 
 
 def _default_text(option: Option) -> str:
-    choices = choices_of(option.hint)
-    listed = f" One of: {', '.join(choices)}." if len("|".join(choices)) > 30 else ""
-    if option.default is None or option.default in ((), {}) or "Default:" in option.help:
-        return listed
+    listed = f" One of: {', '.join(option.choices)}." if len("|".join(option.choices)) > 30 else ""
     default = option.default
+    if default in (None, False, (), {}) or "Default:" in option.help or (default == "auto" and "auto:" in option.help):
+        return listed
     shown = default if isinstance(default, str) else ", ".join(default) if isinstance(default, tuple) else None
-    return f"{listed} [{shown if shown is not None else dump_value(default)}]"
+    return f"{listed} Default: {shown if shown is not None else dump_value(default)}."

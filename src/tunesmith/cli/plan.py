@@ -19,7 +19,7 @@ from tunesmith.cli.console import format_bytes, format_duration, quiet_libraries
 from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.cli.train import import_torch_in_background
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, to_dict
+from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, name_the_extra
 from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.pipeline.plan import Forecast
@@ -31,7 +31,7 @@ ERROR_MARK = "tunesmith-forecast-error: "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options of a run, and the form of the answer."""
     add_flag(parser, "--json", "Print JSON.")
-    add_config_arguments(parser, positional=True)
+    add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("median", "hyperband", "none"),
         default="median",
     )
-    add_config_arguments(parser, positional=True)
+    add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,186 +1,215 @@
-"""The options of a run: name, type, range, default and help. This table is the only place where an option is described:
-flags, config files, the reference page and the JSON schema are made from it."""
+"""The options of a run: one table with name, type, range, default and help.
+
+Flags, config files and the reference page are made from this table. The string below a field is its help text.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tunesmith.config.convert import (
-    OPTIMIZERS,
-    SCHEDULE_OPTIONS,
-    AutoOnOff,
-    FromOne,
-    FromZero,
-    GlueTaskName,
-    NotNegative,
-    Positive,
-    Range,
-    Seed,
-    Share,
-    Steps,
-)
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option accepts. `share` means 0 <= x < 1."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    share: bool = False
+    whole_from_one: bool = False
+    """Values below 1 are a share of all steps, values of 1 or more a number of steps: 1.5 is neither."""
+
+
+FromOne = Annotated[int, Range(at_least=1)]
+FromZero = Annotated[int, Range(at_least=0)]
+NotNegative = Annotated[float, Range(at_least=0)]
+Positive = Annotated[float, Range(above=0)]
+Share = Annotated[float, Range(share=True)]
+Steps = Annotated[int | float, Range(above=0, whole_from_one=True)]
+Seed = Annotated[int, Range(at_least=0, at_most=2**32 - 1)]  # the largest seed of NumPy
+GlueTaskName = Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]
+AutoOnOff = Literal["auto", "on", "off"]
+
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw_torch_fused": ("torch.optim:AdamW", {"fused": True}),
+    "adamw_torch": ("torch.optim:AdamW", {"fused": False}),
+}
+"""Name -> (`module:class`, its extra arguments)."""
+
+_MIN_LR = ("num_cycles", "min_lr", "min_lr_rate")
+_DECAY = ("num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles")
+SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "cosine": ("num_cycles",),
+    "cosine_with_restarts": ("num_cycles",),
+    "polynomial": ("lr_end", "power"),
+    "constant": (),
+    "constant_with_warmup": (),
+    "inverse_sqrt": ("timescale",),
+    "cosine_with_min_lr": _MIN_LR,
+    "cosine_warmup_with_min_lr": (*_MIN_LR, "warmup_lr_rate"),
+    "warmup_stable_decay": _DECAY,
+}
+"""Schedule -> the names that `lr_scheduler_kwargs` accepts for it, as in transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One field for each option, the string under it is its help, the comment over the first of a section its title."""
+    """One field per option. The string below it is its help; a comment starts a section."""
 
     # Data
     train_file: str | None = None
-    """Training rows: csv, tsv, jsonl, xlsx, parquet or arrow, also gzipped (.gz)."""
+    """Training data: csv, tsv, jsonl, xlsx, parquet or arrow, optionally gzipped (.gz)."""
     validation_file: str | None = None
-    """Rows to evaluate on while training. Without it a part of the training rows is held out."""
+    """Labeled data to evaluate on during training. Default: a tenth of the training data."""
     test_file: str | None = None
-    """Rows to evaluate (labelled) or predict (unlabelled) once, at the end."""
+    """Data to evaluate (if labeled) or predict (if not) once, after training."""
     task_name: GlueTaskName | None = None
-    """Name of a GLUE task, instead of files."""
+    """Name of a GLUE task to train on instead of a file."""
     dataset_name: str | None = None
-    """Hub id of a dataset, or a folder written by `save_to_disk`, instead of files."""
+    """Hub id of a dataset, or a folder written by `save_to_disk`, to train on instead of a file."""
     dataset_config_name: str | None = None
-    """Configuration of `dataset_name`, such as mrpc of glue."""
+    """Configuration of `dataset_name`, such as mrpc for glue."""
     train_split_name: str | None = None
-    """Split of the dataset to train on. Default: train."""
+    """Dataset split to train on. Default: train."""
     validation_split_name: str | None = None
-    """Split of the dataset to evaluate on. Default: validation, or the nearest to it that exists."""
+    """Dataset split to evaluate on. Default: validation, or a split with a similar name."""
     test_split_name: str | None = None
-    """Split of the dataset used as the test set. Default: test, where it exists."""
+    """Dataset split to test on. Default: test, if it exists."""
     validation_split_fraction: Share = 0.1
-    """Share of the training rows held out (seeded, stratified) when there is no validation set. 0: none."""
+    """Share of the training data to hold out (seeded, stratified) if there is no validation data. 0: none."""
     folds: Annotated[int, Range(at_least=2, at_most=1000)] | None = None
-    """Cross-validation: number of models to train, each evaluated on the training rows that were held out from it."""
+    """Number of cross-validation folds: trains one model per fold and pools the scores."""
     fold: FromOne | None = None
-    """With folds: train only the model of this fold."""
+    """Train only this fold of `folds`."""
     seeds: Annotated[int, Range(at_least=1, at_most=1000)] = 1
-    """Number of models to train, with `seed`, `seed` + 1 and so on: how much the score depends on chance."""
+    """Number of models to train with consecutive seeds, to see how much the score depends on chance."""
     max_train_samples: FromOne | None = None
-    """Use at most this many training rows, drawn with the seed; each label keeps its share."""
+    """Maximum number of training examples, sampled with the seed and stratified by label."""
     max_eval_samples: FromOne | None = None
-    """Use at most this many validation rows, drawn in the same way."""
+    """Maximum number of validation examples, sampled in the same way."""
     max_predict_samples: FromOne | None = None
-    """Use at most this many test rows, drawn in the same way."""
+    """Maximum number of test examples, sampled in the same way."""
 
     # Columns and reading
     text_column_names: tuple[str, ...] | None = None
-    """One column name, or two for a sentence pair. Default: found in the data."""
+    """Text column, or two columns for text pairs. Default: detected."""
     label_column_name: str | None = None
-    """Column with the label, or several 0/1 columns with commas. Default: found in the data."""
+    """Label column, or several 0/1 columns separated by commas. Default: detected."""
     label_separator: str | None = None
-    """What separates labels in one cell: a character, comma, semicolon, pipe, slash, or none. Default: found in the data."""
+    """Separator of several labels in one cell: a character, comma, semicolon, pipe, slash or none. Default: detected."""
     positive_label: str | None = None
-    """Class whose F1, precision and recall are reported (two classes). Default: 1 of 0/1 labels, else the rarer class."""
+    """Class that F1, precision and recall refer to in binary tasks. Default: 1 for 0/1 labels, otherwise the rarer class."""
     merge_label_variants: bool = False
-    """Labels that differ only in case, spaces, Unicode form or invisible characters are one: the most frequent spelling."""
+    """Merge labels that differ only in case, spaces, Unicode form or invisible characters."""
     split_column_name: str | None = None
-    """Column that says train, validation or test; none: ignore it. Default: one named split, set, subset or partition."""
+    """Column with the split of each row; none: ignore it. Default: a column named split, set, subset or partition."""
     skip_bad_rows: bool = False
-    """Leave out rows without text or label, or with other fields than the header; bad_rows.jsonl of the run lists them."""
+    """Skip rows with missing text or label, or with a wrong number of columns. They are listed in bad_rows.jsonl."""
     label_names: tuple[str, ...] | None = None
-    """All label names, in id order. Default: the sorted names of the training rows, of two the positive one second."""
+    """All label names, in id order. Default: sorted; in binary tasks the positive label comes second."""
     do_regression: bool | None = None
-    """The label is a number to predict (true) or a name even if it looks like one (false). Default: found in the data."""
+    """Treat the label as a number (true) or as a class (false). Default: detected."""
     encoding: str | None = None
-    """Text encoding of the files, such as cp1252. Default: UTF-8, or what the byte order mark says."""
+    """Text encoding of the files, such as cp1252. Default: UTF-8, or the one of the byte order mark."""
     delimiter: str | None = None
-    """Column separator of csv and tsv files. Default: by the suffix, checked against the header."""
+    """Column separator of csv and tsv files. Default: by file name, checked against the header."""
     quoting: Literal["minimal", "none"] | None = None
-    """Quotes in csv and tsv: minimal as in RFC 4180, none = a quote is a plain character. Default: csv minimal, tsv none."""
+    """How quotes are read. minimal: as in RFC 4180. none: as plain characters. Default: minimal for csv, none for tsv."""
     sheet_name: str | None = None
-    """Sheet of a spreadsheet. Default: the one that holds a table."""
+    """Sheet of a spreadsheet. Default: the one that contains a table."""
     allow_single_label: bool = False
-    """Train even when every row has the same label."""
+    """Train even if all examples have the same label."""
     allow_empty_text: bool = False
-    """Keep rows whose text is empty instead of refusing the file."""
+    """Accept rows with empty text."""
     labels_file: str | None = None
-    """Corrected labels of training rows: a review file of `tunesmith audit` whose column label was edited."""
+    """Corrected labels: a review file of `tunesmith audit` whose label column was edited."""
     strict_data: bool = False
-    """Refuse data about which the audit has a warning (exit code 3) instead of training on it."""
+    """Stop with exit code 3 if the data audit reports a warning."""
     allow_changed_data: bool = False
-    """Resume although the data is not what the checkpoint was made from; the run records it."""
+    """Allow resuming when the data has changed since the checkpoint. The change is recorded in the run."""
 
     # Tokens and batches
     max_seq_length: Annotated[int, Range(at_least=3)] | None = None
-    """Cut inputs to this many tokens. Default: what the model can take, at most 512."""
+    """Maximum number of tokens per example; longer ones are truncated. Default: the limit of the model, at most 512."""
     long_texts: Literal["auto", "head", "head_tail", "windows", "full"] = "auto"
-    """What the model sees of a longer row: its head, head and tail, windows, or all it can take. Default: by the recipe."""
+    """How to read longer examples: head, head_tail, windows (pooled) or full (the limit of the model). auto: by the recipe."""
     pad_to_max_length: bool = False
-    """Pad every input to `max_seq_length` instead of the longest of its batch."""
-    pad_to_multiple_of: Annotated[int, Range(at_least=1, at_most=4096)] | None = None
-    """Round the padded length up to a multiple of this."""
+    """Pad every example to `max_seq_length` instead of the longest of its batch."""
     preprocessing_num_workers: Annotated[int, Range(at_least=1, at_most=1024)] | None = None
-    """Processes used for tokenizing. Default: one, whose tokenizer uses all cores."""
-    overwrite_cache: bool = False
-    """Tokenize again although a cached result exists."""
+    """Number of processes for tokenization. Default: one, which uses all cores."""
     cache_dir: str | None = None
-    """Folder for tables, tokens and downloads. Default: ~/.cache/tunesmith, and the caches of Hugging Face for downloads."""
+    """Folder for cached tables, tokens and downloads. Default: ~/.cache/tunesmith and the Hugging Face cache."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] | None = None
-    """Order of the training rows. Default: group_by_length (similar lengths in one batch); random on a GPU without padding."""
-    shuffle_window: FromOne = 50
-    """Length grouping sorts within this many batches, not the whole epoch."""
+    """Order of the training examples. Default: group_by_length (similar lengths per batch); random on a GPU without padding."""
     token_budget: FromOne | None = None
-    """Fill a training batch up to this many tokens instead of a fixed number of rows."""
+    """Number of tokens per training batch, instead of a fixed number of examples."""
     dataloader_num_workers: FromZero = 0
-    """Batches that a thread prepares ahead of the training step; 0: none, and 2 on a GPU."""
+    """Number of batches to prefetch in a background thread. 0: no prefetching on a CPU, 2 batches on a GPU."""
     dataloader_drop_last: bool = False
-    """Leave out the last batch of an epoch when it is not full."""
-    dataloader_pin_memory: bool = True
-    """Pin batches in memory before they go to a GPU."""
+    """Drop the last batch of an epoch if it is incomplete."""
 
     # Model
     model_name_or_path: str | None = None
-    """Folder or Hub id of an encoder; with recipe best several, with commas. Default: the embedded all-MiniLM-L6-v2."""
-    config_name: str | None = None
-    """Folder or Hub id of another model config. Default: that of the model."""
+    """Folder or Hub id of an encoder; with --recipe best several, separated by commas. Default: bundled all-MiniLM-L6-v2."""
     tokenizer_name: str | None = None
-    """Folder or Hub id of another tokenizer. Default: that of the model."""
+    """Folder or Hub id of a different tokenizer. Default: the tokenizer of the model."""
     model_revision: str = "main"
     """Branch, tag or commit of a Hub model."""
     ignore_mismatched_sizes: bool = False
-    """Initialise a head of another size anew instead of refusing the model."""
+    """Re-initialize the classification head if its size doesn't match the labels, instead of failing."""
     allow_download: bool = True
-    """Fetch a Hub id that is not on disk. Local paths and the embedded model never touch the network."""
+    """Download a Hub model or dataset that is not cached. Local paths never use the network."""
     freeze: tuple[str, ...] = ()
-    """Parts that are not trained: embeddings, encoder (all but the head), layers.3 or layers.0-3."""
+    """Parts that are not trained: embeddings, encoder (everything except the head), layers.3 or layers.0-3."""
     pooling: Literal["pooler", "first", "mean"] | None = None
-    """What the head reads: the model's own pooler of the first token, the first token, or the mean. Default: by the recipe."""
+    """How token vectors are pooled for the head: pooler (the model's own), first (token) or mean. Default: by the recipe."""
     head_start: AutoOnOff = "auto"
-    """Start the last layer from a linear model of what it reads instead of random values. Default: by the recipe."""
+    """Initialize the head with a linear probe instead of random values. auto: by the recipe."""
     pair_start: FromZero | None = None
-    """Steps that first teach a model of pairs what its encoder says of each text read alone. 0: none. Default: by the recipe."""
+    """For text pairs: warm-up steps without labels that distill separate text embeddings. 0: off. Default: by the recipe."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third slower."""
+    """Recompute activations in the backward pass: needs less memory and about a third more time."""
 
     # Training
     recipe: Literal["auto", "hf", "best"] = "auto"
-    """Options that are not given: auto, from model and data; hf, as transformers; best, the best model of a time_budget."""
+    """How to choose options you don't set. auto: from model and data. hf: transformers defaults. best: search in time_budget."""
     time_budget: str | None = None
-    """Time that `--recipe best` or `tunesmith search` may take, such as 20m or 2h. Default of a search: no limit."""
+    """Time limit of --recipe best or `tunesmith search`, such as 20m or 2h."""
     num_train_epochs: Annotated[float, Range(above=0, at_most=1_000_000)] | None = None
-    """Passes over the training rows; may be a fraction. Default: by the recipe (hf: 3)."""
+    """Number of passes over the training data; may be a fraction. Default: by the recipe (hf: 3)."""
     max_steps: int = -1
-    """Train this many optimizer steps, whatever `num_train_epochs` says. -1: by epochs."""
+    """Number of optimizer steps; overrides `num_train_epochs`. -1: unset."""
     per_device_train_batch_size: FromOne | None = None
-    """Rows in one forward and backward pass on one device. Default: by the recipe (hf: 8)."""
+    """Training examples per batch and device. Default: by the recipe (hf: 8)."""
     per_device_eval_batch_size: FromOne = 8
-    """Rows in one forward pass on one device when evaluating."""
+    """Evaluation examples per batch and device."""
     gradient_accumulation_steps: Annotated[int, Range(at_least=1, at_most=1_000_000_000)] = 1
-    """Batches summed before one optimizer step."""
+    """Number of batches per optimizer step."""
     learning_rate: Positive | None = None
-    """Peak learning rate, reached after warmup. Default: by the recipe (hf: 5e-05)."""
+    """Peak learning rate, after warmup. Default: by the recipe (hf: 5e-05)."""
     layerwise_lr_decay: Positive | None = None
-    """Learning rate of each layer relative to the layer above it. Default: by the recipe (hf: 1, the same for all)."""
+    """Learning rate of each layer relative to the layer above it. Default: by the recipe (hf: 1)."""
     head_lr_scale: Positive | None = None
     """Learning rate of the head relative to the top layer. Default: by the recipe (hf: 1)."""
     lr_scheduler_type: Annotated[str, SCHEDULE_OPTIONS] = "linear"
-    """Shape of the learning rate over the run."""
+    """Learning rate schedule."""
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Extra numbers of the schedule, such as num_cycles, power, min_lr."""
+    """Extra arguments of the schedule as JSON, such as num_cycles, power or min_lr."""
     warmup_steps: Annotated[int | float, Range(at_least=0, whole_from_one=True)] | None = None
-    """Steps during which the learning rate rises from 0; below 1 a share of all steps. Default: by the recipe (hf: 0)."""
+    """Number of warmup steps; below 1: share of all steps. Default: by the recipe (hf: 0)."""
     optim: Annotated[str, OPTIMIZERS] = "adamw_torch_fused"
-    """Optimizer. Fused where torch has a fused kernel for the device."""
+    """Optimizer."""
     weight_decay: NotNegative | None = None
-    """AdamW weight decay, on matrices only (not on biases and normalisation). Default: by the recipe (hf: 0)."""
+    """AdamW weight decay, not applied to biases and normalization layers. Default: by the recipe (hf: 0)."""
     adam_beta1: Share = 0.9
     """AdamW beta1."""
     adam_beta2: Share = 0.999
@@ -188,106 +217,253 @@ class Options:
     adam_epsilon: Positive = 1e-8
     """AdamW epsilon."""
     max_grad_norm: NotNegative = 1.0
-    """Clip the gradient to this norm. 0: no clipping."""
+    """Maximum gradient norm; larger gradients are clipped. 0: no clipping."""
     label_smoothing_factor: Share = 0.0
-    """Share of the target spread evenly over all labels."""
+    """Label smoothing: share of the target that is spread over all labels."""
     adversarial: NotNegative = 0.0
-    """Adversarial training: word embeddings moved by this share of their norm must not change the outputs. 0: off."""
+    """Adversarial training: size of the perturbation relative to the norm of the word embeddings. 0: off."""
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
-    """Weight of each label in the loss: balanced, or one number for each label in id order."""
+    """Weight of each label in the loss: balanced, or one number per label in id order."""
     move_thresholds: bool = False
-    """Fit decision thresholds to the validation rows, for F1. Kept if the gain is larger than its standard error."""
+    """Fit decision thresholds for F1 on the validation data. They are kept if the gain exceeds its standard error."""
     nan_action: Literal["stop", "skip"] = "stop"
-    """When a loss or gradient is not finite: stop the run, or skip that update and continue. It is always recorded."""
+    """Action on a NaN or infinite loss or gradient: stop the run, or skip the update. Both are recorded."""
     seed: Seed = 42
-    """Seed of everything random: head, dropout, row order, split."""
+    """Random seed of the head, dropout, example order and split."""
     data_seed: Seed | None = None
-    """Seed of the row order and the split alone. Default: `seed`."""
+    """Random seed of only the example order and the split. Default: `seed`."""
     full_determinism: bool = False
-    """Allow only deterministic kernels, so that a repeated run is equal bit for bit; may be slower."""
+    """Use only deterministic kernels, so that repeated runs are bit-identical; may be slower."""
 
     # Evaluation and stopping
     eval_strategy: Literal["no", "steps", "epoch"] | None = None
-    """When to evaluate. Default: epoch when there is an evaluation set, else no."""
+    """When to evaluate. Default: epoch if there is validation data, otherwise no."""
     eval_steps: Steps | None = None
-    """With eval_strategy steps: every this many steps; below 1 a share of all steps. Default: `logging_steps`."""
+    """Steps between evaluations with --eval_strategy steps; below 1: share of all steps. Default: `logging_steps`."""
     eval_delay: NotNegative = 0
-    """Do not evaluate before this many epochs (or steps, with eval_strategy steps)."""
-    eval_on_start: bool = False
-    """Evaluate once before the first step."""
+    """Number of epochs (or steps, with --eval_strategy steps) before the first evaluation."""
     train_sample_size: FromZero = 256
-    """Training rows evaluated beside the validation rows, so that both curves mean the same. 0: none."""
+    """Number of training examples to evaluate with the validation set, for comparable curves. 0: none."""
     metric_name: tuple[str, ...] | None = None
-    """Metrics to report. Default: by task (GLUE tasks: the official ones)."""
+    """Metrics to report. Default: by task; for GLUE tasks the official ones."""
     metric_for_best_model: str | None = None
-    """Metric that says which checkpoint is best. Default: the first metric of the task."""
+    """Metric that selects the best checkpoint. Default: the first metric of the task."""
     greater_is_better: bool | None = None
-    """Direction of `metric_for_best_model`. Default: known for each metric."""
+    """Whether a higher `metric_for_best_model` is better. Default: known for each metric."""
     load_best_model_at_end: bool | None = None
-    """Export the best model instead of the last. Default: yes when there is an evaluation set."""
+    """Keep the best model instead of the last one. Default: true if there is validation data."""
     early_stopping_patience: FromOne | None = None
-    """Stop after this many evaluations in a row without improvement. Default: never."""
+    """Stop after this many evaluations without improvement. Default: never."""
     early_stopping_threshold: NotNegative = 0.0
     """Smallest change that counts as an improvement."""
 
     # Precision and speed
     bf16: bool | None = None
-    """Compute in bfloat16 where it is safe; weights stay float32. Default: yes on a GPU that has it, no on a CPU."""
+    """Train in bfloat16 with float32 weights. Default: true on a GPU that supports it, false on a CPU."""
     fp16: bool = False
-    """Compute in float16 with loss scaling where it is safe; weights stay float32. Needs a GPU."""
+    """Train in float16 with loss scaling and float32 weights. Requires a GPU."""
     tf32: bool | None = None
-    """Allow TF32 matrix products on NVIDIA GPUs. Default: as torch is set."""
+    """Allow TF32 matmuls on NVIDIA GPUs. Default: the setting of torch."""
     use_cpu: bool = False
-    """Train on the CPU although a GPU is there."""
+    """Train on the CPU even if there is a GPU."""
     padding_free: AutoOnOff = "auto"
-    """Compute no padding tokens at all; the result is the same."""
+    """Pack batches so that no padding is computed. Results don't change."""
     restrict_vocabulary: AutoOnOff = "auto"
-    """Keep only the embedding rows that occur in the data while training; the result is the same."""
+    """Train only the embeddings of tokens that occur in the data. Results don't change."""
     cls_only_last_layer: AutoOnOff = "auto"
-    """Compute the last layer for the first token alone where the head reads nothing else; the result is the same."""
+    """Compute the last layer for the first token only, if the head reads nothing else. Results don't change."""
     fused_layers: AutoOnOff = "auto"
-    """Compute layers in fewer calls, on a GPU in bf16 or fp16, on a CPU in float32; the result is the same."""
+    """Use fused kernels for layers on a GPU in bf16 or fp16. Results don't change."""
     cuda_graphs: AutoOnOff = "auto"
-    """On one GPU: capture whole steps as CUDA graphs, one for each size of batch; the result is the same."""
-    torch_compile: bool = False
-    """Compile the model with torch.compile."""
-    torch_compile_backend: str | None = None
-    """Backend of torch.compile. Default: inductor."""
-    torch_compile_mode: str | None = None
-    """Mode of torch.compile, such as reduce-overhead. Default: torch's own."""
+    """Capture training steps as CUDA graphs on a single GPU. Results don't change."""
     auto_find_batch_size: bool = True
-    """When memory runs out, split the batch and accumulate: the same maths in smaller pieces."""
+    """Split the batch and accumulate gradients if the GPU runs out of memory. Results don't change."""
 
-    # Many devices
+    # Multiple devices
     ddp_timeout: Annotated[int, Range(at_least=1, at_most=10_000_000)] = 1800
-    """Seconds that a rank waits for the others in a collective operation before it fails."""
+    """Seconds that a rank waits for the others before it fails."""
 
     # Output
     output_dir: str | None = None
     """Run folder. Default: runs/<run_name>."""
     run_name: str | None = None
-    """Name of the run. Default: made from the data and the model."""
+    """Name of the run. Default: made from the names of data and model."""
     save_strategy: Literal["no", "steps", "epoch", "best"] | None = None
-    """When to write a checkpoint. Default: with each evaluation, or once an epoch without an evaluation set."""
+    """When to save a checkpoint. Default: with each evaluation, or once per epoch without validation data."""
     save_steps: Steps = 500
-    """With save_strategy steps: every this many steps; below 1 a share of all steps."""
+    """Steps between checkpoints with --save_strategy steps; below 1: share of all steps."""
     save_total_limit: FromOne | None = 1
-    """Newest checkpoints kept, beside the best one. none: keep all."""
-    save_only_model: bool = False
-    """Leave optimizer state out of checkpoints: smaller, but the run cannot be resumed from them."""
-    resume_from_checkpoint: bool | str | None = None
-    """Resume from the newest intact checkpoint of the run folder (true) or from this checkpoint folder."""
-    weights_only: bool = False
-    """With resume_from_checkpoint: take only the weights; optimizer, schedule and data start from the beginning."""
-    logging_strategy: Literal["no", "steps", "epoch"] = "steps"
-    """When to show the training loss. The journal holds every step in any case."""
+    """Number of latest checkpoints to keep in addition to the best one. none: keep all."""
+    resume_from_checkpoint: bool | None = None
+    """Require a checkpoint to resume from. By default, a run is resumed if its folder contains one."""
     logging_steps: Steps | None = None
-    """With logging_strategy steps: every this many steps; below 1 a share. Default: about 20 times an epoch."""
-    logging_first_step: bool = False
-    """Show the first step too."""
+    """Steps between printed lines if there is no progress bar; below 1: share of all steps. Default: once per 10%."""
     disable_tqdm: bool | None = None
-    """Plain lines instead of progress bars. Default: bars on a terminal."""
+    """Print plain lines instead of progress bars. Default: false on a terminal."""
     report_to: tuple[str, ...] = ("none",)
-    """Trackers beside the journal: tensorboard, wandb, trackio, mlflow or none."""
-    project: str = "tunesmith"
-    """Project name given to trackers."""
+    """Trackers to use in addition to the event log: tensorboard, wandb, trackio, mlflow or none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Options that a recipe decides. The defaults are those of `transformers.TrainingArguments` (`--recipe hf`)."""
+
+    pooling: Literal["pooler", "first", "mean"] = "pooler"
+    num_train_epochs: float = 3.0
+    per_device_train_batch_size: int = 8
+    learning_rate: float = 5e-5
+    layerwise_lr_decay: float = 1.0
+    head_lr_scale: float = 1.0
+    warmup_steps: int | float = 0
+    weight_decay: float = 0.0
+    pair_start: int = 0
+
+
+DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
+"""Names of separators that are hard to type in a shell."""
+PATH_OPTIONS = (
+    *("output_dir", "cache_dir", "train_file", "validation_file", "test_file", "labels_file"),
+    *("model_name_or_path", "tokenizer_name", "dataset_name"),
+)
+"""Options that are, or may be, the path of a file or folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Options):
+    """The complete configuration of a run. Names and meanings follow transformers v5 where it has them."""
+
+    def __post_init__(self) -> None:
+        """Normalize spellings: `tab` becomes a tab, `eval_mcc` becomes `matthews_correlation`, `~` the home folder."""
+        for name in PATH_OPTIONS:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, os.path.expanduser(value))
+        if self.delimiter is not None:
+            object.__setattr__(self, "delimiter", DELIMITER_WORDS.get(self.delimiter.lower(), self.delimiter))
+        if self.metric_for_best_model is not None:
+            object.__setattr__(self, "metric_for_best_model", _spell_metric(self.metric_for_best_model))
+        if self.metric_name is not None:
+            object.__setattr__(self, "metric_name", tuple(_spell_metric(name) for name in self.metric_name))
+
+    @property
+    def name(self) -> str:
+        """`run_name`, or a name made from the data and the model."""
+        if self.run_name is not None:
+            return self.run_name
+        source = self.task_name or self.dataset_config_name or self.dataset_name
+        if source is None:
+            bare = (self.train_file or "run").removesuffix(".gz")
+            ending = Path(bare).suffix
+            source = bare.removesuffix(ending) if ending[1:].isalpha() else bare
+        model = (self.model_name_or_path or "all-MiniLM-L6-v2").split(",")[0]
+        return "-".join(Path(part.rstrip("/\\")).name or "run" for part in (source, model))
+
+    @property
+    def decided(self) -> Recipe:
+        """Return the values that are set or decided by the recipe, with the defaults of transformers for the rest."""
+        values = {f.name: getattr(self, f.name) for f in fields(Recipe)}
+        return Recipe(**{name: value for name, value in values.items() if value is not None})
+
+    @property
+    def evaluation_steps(self) -> int | float | None:
+        """Return the steps between evaluations; with --eval_strategy steps the default is `logging_steps`."""
+        if self.eval_strategy != "steps":
+            return self.eval_steps
+        return self.logging_steps if self.eval_steps is None else self.eval_steps
+
+    @property
+    def run_folder(self) -> Path:
+        """`output_dir`, or `runs/<name>`."""
+        return Path(self.output_dir) if self.output_dir is not None else Path("runs") / self.name
+
+
+def _spell_metric(name: str) -> str:
+    """Return the canonical name of a metric; an unknown name is returned unchanged."""
+    from tunesmith.metrics.table import canonical_name, metric_names
+
+    plain = canonical_name(name)
+    return plain if plain in (*metric_names(), "loss") else name
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of RunConfig: `hint` is its resolved type, `group` the title of its section."""
+
+    name: str
+    hint: Any
+    default: Any
+    help: str
+    group: str
+    range: Range
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types of a union, or the only type."""
+        return get_args(self.hint) if get_origin(self.hint) in (Union, UnionType) else (self.hint,)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the option accepts several values."""
+        return any(get_origin(kind) is tuple for kind in self.kinds)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The fixed values that the option accepts, if it has any."""
+        return tuple(str(c) for kind in self.kinds if get_origin(kind) is Literal for c in get_args(kind))
+
+
+@cache
+def list_options() -> dict[str, Option]:
+    """Return all options by name, in the order of the table."""
+    hints = get_type_hints(RunConfig, include_extras=True)
+    plain = get_type_hints(RunConfig)
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(RunConfig)}
+    source = Path(__file__).read_text(encoding="utf-8")
+    listed: dict[str, Option] = {}
+    group = ""
+    for title, name, text in re.findall(r'^    (?:# (.+)|(\w+): .+\n    """(.+)""")$', source, re.MULTILINE):
+        group = title or group
+        if name in defaults and name not in listed:
+            limits = _annotation(hints[name]) or Range()
+            hint = plain[name] if isinstance(limits, Range) else Literal.__getitem__(tuple(limits))
+            known = limits if isinstance(limits, Range) else Range()
+            listed[name] = Option(name, hint, defaults[name], text, group, known)
+    return listed
+
+
+def _annotation(hint: Any) -> Any:
+    """Return the annotation of a type, or of a part of a union."""
+    if get_origin(hint) is Annotated:
+        return hint.__metadata__[0]
+    return next((found for part in get_args(hint) if (found := _annotation(part)) is not None), None)
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Return name -> value in the order of the table, with lists instead of tuples."""
+    values = {name: getattr(config, name) for name in list_options()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def dump_config(config: RunConfig, *, only: Iterable[str] | None = None, header: str = "") -> str:
+    """Return the config as YAML with the help above each option. `only` limits it to some options."""
+    wanted = set(list_options()) if only is None else set(only)
+    lines = [f"# {line}".rstrip() for line in header.splitlines()]
+    group = None
+    for option in list_options().values():
+        if option.name not in wanted:
+            continue
+        if option.group != group:
+            group = option.group
+            lines += ["", f"# --- {group} ---"]
+        lines += [f"# {option.help}", f"{option.name}: {dump_value(getattr(config, option.name))}"]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def dump_value(value: Any) -> str:
+    """Return one value as a line of YAML, written as JSON: text is quoted, so that no reader converts it."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() and char != "\ufeff" else _escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    return f"\\U{ord(char):08x}" if ord(char) > 0xFFFF else f"\\u{ord(char):04x}"

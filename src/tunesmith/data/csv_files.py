@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any
 
-from tunesmith.config.schema import DELIMITER_WORDS
+from tunesmith.config.options import DELIMITER_WORDS
 from tunesmith.data.files import UnreadableText, describe_nul
 from tunesmith.data.source import BAD_COLUMN, LINE_COLUMN
 from tunesmith.errors import ConfigError, DataError

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.config.load import raise_problems
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import MOST_TOKENIZED, audit_rows, check_cut, check_tokens, require_clean
 from tunesmith.data.near_duplicates import sample_rows
 from tunesmith.data.read import DataBundle, load_data
@@ -34,7 +34,7 @@ from tunesmith.data.tokenize import (
 from tunesmith.findings import Finding
 from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import Task
-from tunesmith.models.files import position_limit, read_config_file, resolve_model
+from tunesmith.models.files import load_tokenizer, position_limit, read_config_file, resolve_model
 from tunesmith.models.load import HeadNames, read_head_names
 from tunesmith.pipeline.watch import Say, ShowProgress
 
@@ -97,6 +97,13 @@ def read_run_data(
     return replace(found, bundle=replace(bundle, findings=tuple(findings)))
 
 
+def load_run_tokenizer(config: RunConfig, folder: Path) -> Any:
+    """Load the tokenizer of the model folder, or the one that the config names."""
+    if config.tokenizer_name is None:
+        return load_tokenizer(folder)
+    return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
+
+
 def say_data(say: Say, data: RunData) -> None:
     """The notes of the reader, the rows of each split, and what was found wrong."""
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in data.bundle.splits.items())
@@ -122,36 +129,20 @@ def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new:
     raise head.refusal(labels.names, str(folder))
 
 
-_FIXES = {
-    "config_name": "Leave it out: the config of the model is used.",
-    "torch_compile": "Leave it out: the exact speed-ups are on by themselves.",
-    "save_only_model": "Leave it out: a checkpoint holds all that a resume needs; model/ holds the weights alone.",
-    "weights_only": "Give --model_name_or_path RUN/best instead, to start from those weights.",
-    "eval_on_start": "Leave it out, or run `tunesmith evaluate` on the model first.",
-}
-
-
 def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) -> None:
     """A ConfigError with every option asked for that has no effect in `tunesmith train`.
 
     `one_of_many`: the run is one of those that `--recipe best` consists of.
     """
-    problems = [f"--{name} is not built in. {fix}" for name, fix in _FIXES.items() if getattr(config, name)]
     trackers = [name for name in config.report_to if name not in ("none", "all") and not is_installed(name)]
     fix = "pip install 'tunesmith[trackers]', or leave it out: journal.jsonl has every number."
-    problems += [f"--report_to {name} needs the package {name}. {fix}" for name in trackers]
+    problems = [f"--report_to {name} needs the package {name}. {fix}" for name in trackers]
     if config.recipe == "best" and not one_of_many:
         problems.append(
             "--recipe best trains several models. Use `tunesmith train`, or tunesmith.tuning.best.run_best."
         )
     elif config.time_budget is not None and not one_of_many:
-        problems.append(
-            "--time_budget is not built in for a single run. It is for --recipe best and `tunesmith search`."
-        )
-    if isinstance(config.resume_from_checkpoint, str):
-        problems.append(
-            "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest intact checkpoint is used."
-        )
+        problems.append("--time_budget requires --recipe best (or `tunesmith search`).")
     raise_problems(problems)
 
 
@@ -217,7 +208,6 @@ def tokenize_run(
                 long_texts=long_texts,
                 num_proc=config.preprocessing_num_workers,
                 cache_dir=config.cache_dir,
-                overwrite_cache=config.overwrite_cache,
                 vocab_size=stored.get("vocab_size"),
                 on_progress=partial(progress, f"tokenizing {split}"),
             )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.events import Evaluated, Event, Saved, StepDone
 from tunesmith.pipeline.inputs import RunData
 from tunesmith.pipeline.train import train_run

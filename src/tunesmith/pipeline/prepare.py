@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import require_clean, sort_findings
 from tunesmith.data.batches import Batches, Padding, padding_of
 from tunesmith.data.read import DataBundle
-from tunesmith.data.tokenize import Tokenized, padded_fingerprint
+from tunesmith.data.tokenize import Tokenized
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
@@ -22,12 +22,13 @@ from tunesmith.inference.model_folder import ModelFacts
 from tunesmith.labels import LabelMap
 from tunesmith.metrics.evidence import BestConstant
 from tunesmith.metrics.table import Suite, make_suite
-from tunesmith.models.files import EMBEDDED, load_tokenizer, require_segments
+from tunesmith.models.files import EMBEDDED, require_segments
 from tunesmith.models.load import LoadedModel, load_model, read_model_config
-from tunesmith.pipeline.identity import make_identity
+from tunesmith.pipeline.identity import make_identity, tokenizer_content
 from tunesmith.pipeline.inputs import (
     RunData,
     audit_tokenized,
+    load_run_tokenizer,
     say_data,
     say_lengths,
     tokenize_run,
@@ -110,12 +111,11 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         bundle, folder = data.bundle, data.folder
         say_data(say, data)
         stored = read_model_config(folder)
-        tokenizer = _load_tokenizer(config, folder)
+        tokenizer = load_run_tokenizer(config, folder)
         require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
         tokens = tokenize_run(config, bundle, tokenizer, stored, watch.progress)
         asked = config.max_seq_length
         config, tokenized, length, limit = tokens.config, tokens.splits, tokens.length, tokens.limit
-        _check_rounding(config.pad_to_multiple_of, tokenized, limit)
     findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
     bundle = add_findings(bundle, findings, say, strict=config.strict_data)
     say_lengths(say, tokenized, length, bundle, asked)
@@ -124,14 +124,14 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     seed_everything(config.seed)
     loaded, runtime, failing = _load(config, data, runtime)
     fixed = length if config.pad_to_max_length else None
-    padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
+    padding = padding_of(tokenizer, fixed_length=fixed)
     rows = {split: part.rows for split, part in tokenized.items()}
     settled = choose_recipe(LoadedRun(config, loaded, bundle, rows, padding, suite, runtime, watch), tokens.decision)
     config = settled.config
     speedups, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
     say_model(say, config, loaded, speedups, runtime, failing)
     batches = _make_batches(config, rows["train"], speedups, runtime)
-    identity = make_identity(config, bundle, folder, padded_fingerprint(tokenizer, length), runtime, batches.sampling)
+    identity = make_identity(config, data, tokenizer_content(tokenizer, length), runtime, batches.sampling)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     plan = make_plan(config, batches, suite, has_validation="validation" in rows, on_gpu=runtime.device.type == "cuda")
     columns, names = bundle.columns, tuple(suite.names)
@@ -168,23 +168,6 @@ def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedMod
     )
     reason = None if config.bf16 or config.fp16 else why_not_half(loaded.model, runtime)
     return loaded, runtime if reason is None else replace(runtime, precision="no"), reason
-
-
-def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
-    if config.tokenizer_name is None:
-        return load_tokenizer(folder)
-    return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
-
-
-def _check_rounding(multiple: int | None, tokenized: dict[str, Tokenized], limit: int | None) -> None:
-    """Refuses a padding that goes beyond the positions of the model."""
-    longest = max(int(split.rows.lengths.max()) for split in tokenized.values())
-    padded = longest if multiple is None else -(-longest // multiple) * multiple
-    if limit is not None and padded > limit:
-        raise ConfigError(
-            f"pad_to_multiple_of {multiple} pads rows of {longest} tokens to {padded}, and the model takes {limit}",
-            fix="Use a smaller multiple, or a smaller --max_seq_length.",
-        )
 
 
 def _make_suite(config: RunConfig, labels: LabelMap) -> Suite:
@@ -234,13 +217,12 @@ def _make_state(
         betas=(config.adam_beta1, config.adam_beta2),
         epsilon=config.adam_epsilon,
         optim=config.optim,
-        layers=speedups.fused,
-        only_writer=True,  # a command has no code of the user's between its steps
-        captured=speedups.graphs is not None,
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
     split, push = config.auto_find_batch_size, config.adversarial
-    state = TrainState(model, optimizer, objective, runtime, may_split=split, push=push, speedups=speedups)
+    state = TrainState(
+        model, optimizer, objective, runtime, may_split=split, push=push, speedups=speedups, only_writer=True
+    )
     return speedups, state
 
 
@@ -254,13 +236,12 @@ def _make_batches(config: RunConfig, rows: TokenRows, speedups: Speedups, runtim
         seed=config.seed if config.data_seed is None else config.data_seed,
         accumulation=config.gradient_accumulation_steps,
         sampling=config.train_sampling_strategy or speedups.best_order(runtime.device),
-        shuffle_window=config.shuffle_window,
         token_budget=config.token_budget,
         drop_last=config.dataloader_drop_last,
         rank=runtime.rank,
         world=runtime.world,
         ahead=config.dataloader_num_workers or (2 if on_gpu else 0),
-        pinned=on_gpu and config.dataloader_pin_memory,
+        pinned=on_gpu,
     )
 
 

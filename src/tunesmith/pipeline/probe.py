@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.batches import Padding, evaluation_batches
 from tunesmith.data.read import DataBundle
 from tunesmith.data.tokens import TokenRows

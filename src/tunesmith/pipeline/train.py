@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.config.check import DATA_SOURCES
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, dump_config, to_dict
+from tunesmith.config.options import RunConfig, dump_config, to_dict
+from tunesmith.config.validate import DATA_SOURCES
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Event, RunEnded, RunStarted
 from tunesmith.pipeline.identity import choose_folder, finished_error, is_finished
@@ -26,6 +26,7 @@ from tunesmith.runs.environment import describe_environment, read_launch
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir, require_own_folder
 from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import retire
 from tunesmith.runs.writing import write_file
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from tunesmith.training.state import TrainState
 
 INPUTS = (
-    *("model_name_or_path", "tokenizer_name", "config_name", "dataset_name"),
+    *("model_name_or_path", "tokenizer_name", "dataset_name"),
     *("train_file", "validation_file", "test_file", "labels_file"),
 )
 """Options that may name a folder or file which the run reads."""
@@ -100,6 +101,8 @@ def _complete(config: RunConfig | None, options: dict[str, Any], *, has_data: bo
 
 
 def _require_folder(config: RunConfig, run: RunDir) -> None:
+    if config.resume_from_checkpoint and is_finished(run):
+        raise finished_error(run, same=True)
     require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
     if config.resume_from_checkpoint and not run.checkpoints():
         raise CheckpointError(
@@ -136,7 +139,7 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
     evaluate = _make_evaluate(prepared, watch, keeper, seen) if "validation" in prepared.tokenized else None
     with keeper.stop, keeper.ending_well(RankRoster.gather(prepared.runtime)):
         _begin(run, prepared, keeper)
-        for event in keeper.train(plan, prepared.batches, keeper.wants_read_back, evaluate):
+        for event in keeper.train(prepared.batches, evaluate):
             if ending.enough(event):
                 break
         keeper.stop.raise_at_once()
@@ -170,8 +173,9 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
         raise finished_error(run, same=same)
     results = [p.name for p in (*run.folders, *run.result_files, run.report_file) if p.exists()]
     if results and not same:
+        kind = "of a different config" if events else f"without their event log ({run.journal_file.name})"
         raise CheckpointError(
-            f"contains results ({', '.join(results[:3])}) of a different config",
+            f"contains results ({', '.join(results[:3])}) {kind}",
             where=str(run.path),
             fix="Set a different --output_dir, or remove the folder to train again.",
         )
@@ -196,9 +200,9 @@ def _make_trackers(run: RunDir, prepared: Prepared) -> list[Callable[[Event], No
 
     known = ("tensorboard", "wandb", "trackio", "mlflow")
     names = [n for n in known if is_installed(n)] if "all" in names else names
-    arguments = TrackerArguments(to_dict(config), str(run.path), config.project, config.name)
+    arguments = TrackerArguments(to_dict(config), str(run.path), "tunesmith", config.name)
     every = lines_every(
-        config.logging_strategy,
+        "steps",
         config.logging_steps,
         num_steps=plan.num_steps,
         steps_per_epoch=float(plan.epoch_ends[0]),
@@ -280,7 +284,7 @@ def _finish(
         write_results,
     )
 
-    state, is_main = prepared.state, prepared.runtime.is_main
+    config, state, is_main = prepared.config, prepared.state, prepared.runtime.is_main
     best_step = state.progress.step if keeper.keep_best else None
     known = seen.get(best_step or state.step) if ending.change is RunEnding.change else None
     with keeper.best_weights() as best:
@@ -289,14 +293,19 @@ def _finish(
         predictions = predict_splits(prepared, watch.progress, known)
     prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
     scores = score_splits(prepared, predictions) | ending.scores
-    if is_main:
-        write_results(run, prepared, predictions, scores)
-        card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)
-        write_model(run, prepared, weights, card)
     diagnosis: list[str] = []
     if is_main:
+        assert keeper.journal is not None
+        keeper.journal.settle()  # raises if the run folder was replaced meanwhile
+        write_results(run, prepared, predictions, scores)
+        card = write_card(prepared, scores, steps=state.step, best_step=best_step)
+        write_model(run, prepared, weights, card)
         keeper.end("early_stopping" if state.step < keeper.plan.num_steps else "completed")
         diagnosis = draw_and_explain(run) if watch.pages else []
+        if not watch.pages or (config.save_strategy is None and config.save_total_limit == 1):
+            for folder in (*run.checkpoints(), run.best):
+                if folder.is_dir():
+                    retire(folder)  # a finished run cannot be resumed: model/ has the best weights
     prepared.runtime.barrier()
     warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")
     return RunResult(run, scores, state.step, best_step, tuple(diagnosis), warnings)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
@@ -69,6 +69,10 @@ def content_mark(*parts: str) -> str:
     return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+TOKENIZER_FILE = "tokenizer.json"
+"""An entry that checkpoints of earlier versions lack."""
+
+
 def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]:
     """Compare a checkpoint's run with this one: (changes that make it a different run, changed versions)."""
     stored = read_manifest(folder)
@@ -77,6 +81,7 @@ def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]
         raise CheckpointError("does not say what its run was made from", where=str(folder))
     old, new = stored["config"], identity.config
     names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
+    names = [k for k in names if k != TOKENIZER_FILE or k in old]
     found = []
     if stored["data"] != identity.data and not any(k.endswith(" data") for k in names):
         found.append("the training data changed")
@@ -426,6 +431,17 @@ def holds(folder: Path, model: nn.Module) -> bool:
     except (CheckpointError, SafetensorError):
         return False
     return all(mine.dtype == stored.dtype and torch.equal(mine, stored) for mine, stored in pairs)
+
+
+def holds_names(folder: Path, model: nn.Module) -> bool:
+    """Return whether the stored weights have the model's own names, so that `load_weights` restores all of them."""
+    if has_adapters(model) or not (folder / WEIGHTS).is_file():
+        return False
+    own = model.state_dict()
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        stored = set(file.keys())
+    there = {own[name].data_ptr() for name in own if name in stored}
+    return stored <= own.keys() and all(n in stored or t.data_ptr() in there for n, t in own.items())
 
 
 def copy_weights(model: nn.Module, stored: Tensors, where: str) -> None:

@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tunesmith.config.convert import convert, read_duration
-from tunesmith.config.load import raise_problems, suggest
-from tunesmith.config.schema import RunConfig, list_options, to_dict
+from tunesmith.config.load import convert, raise_problems, suggest
+from tunesmith.config.options import RunConfig, list_options, to_dict
+from tunesmith.config.validate import read_duration
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError, ResourceError
 from tunesmith.events import Evaluated, Event, RunStarted
 from tunesmith.pipeline.identity import is_finished

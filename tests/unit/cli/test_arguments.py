@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tunesmith.cli.parser import MOST_USED, Parser, add_config_arguments, config_from_args
-from tunesmith.config.schema import RunConfig, list_options
+from tunesmith.config.options import RunConfig, list_options
 from tunesmith.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def in_a_folder_with_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def make_train_parser(**options: Any) -> Parser:
     parser = Parser(prog="tunesmith train")
-    add_config_arguments(parser, **{"positional": True, **options})
+    add_config_arguments(parser, **options)
     return parser
 
 
@@ -85,7 +85,6 @@ def test_dashes_and_underscores_are_the_same() -> None:
         ("--class_weights balanced", "class_weights", "balanced"),
         ("--max_steps -1", "max_steps", -1),
         ("--resume_from_checkpoint", "resume_from_checkpoint", True),
-        ("--resume_from_checkpoint runs/a/checkpoint-5", "resume_from_checkpoint", "runs/a/checkpoint-5"),
         ("--lr_scheduler_type polynomial --lr_scheduler_kwargs '{\"power\": 2}'", "lr_scheduler_kwargs", {"power": 2}),
         ("--save_total_limit none", "save_total_limit", None),
         ("--delimiter '\\t'", "delimiter", "\t"),
@@ -106,7 +105,7 @@ def test_every_option_can_be_given_as_a_flag() -> None:
 
 
 def test_only_the_named_sections_are_added() -> None:
-    parser = make_train_parser(groups=("Data",), positional=False)
+    parser = make_train_parser(groups=("Data",))
     assert parser.read(["--test-file", "t.csv"]).given == {"test_file": "t.csv"}
     with pytest.raises(ConfigError, match="unknown flag --seed"):
         parser.read(["--seed", "3"])
@@ -151,20 +150,24 @@ def test_a_wrong_line_gets_one_clear_line_back(line: str, message: str) -> None:
     assert problem_of(line) == message
 
 
-def test_help_shows_sections_defaults_and_choices_but_no_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_shows_only_the_most_used_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     text = make_train_parser().format_help()
     assert text.startswith("usage: tunesmith train [run.yaml] [options]\n")
-    assert "Clip the gradient to this norm. 0: no clipping. [1.0]" in text
+    shown = set(re.findall(r"^  --(\w+)", text, re.MULTILINE))
+    assert shown == {*MOST_USED, "help_all"}
+
+
+def test_help_all_shows_every_option_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        make_train_parser().read(["--help_all"])
+    text = capsys.readouterr().out
+    assert all(len(re.findall(rf"^  --{name}\b", text, re.MULTILINE)) == 1 for name in list_options())
+    assert "larger gradients are clipped. 0: no clipping." in " ".join(text.split())
+    assert "Default: 1.0." in text
     assert "--padding_free auto|on|off" in text
-    for group in {option.group for option in list_options().values()}:
+    for group in {option.group for option in list_options().values() if option.name not in MOST_USED}:
         assert f"\n{group}:\n" in text
     assert "evaluation_strategy" not in text
-    assert "--no_bf16 " not in text.split("A switch stands alone")[0]
-
-
-def test_the_help_of_a_run_begins_with_the_options_used_most() -> None:
-    text = make_train_parser().format_help()
-    first = text.split("options used most:")[1].split("\n\n")[0]
-    assert [flag for flag in re.findall(r"^  --(\w+)", first, re.MULTILINE) if flag != "config"] == list(MOST_USED)
-    assert all(len(re.findall(rf"^  --{name}\b", text, re.MULTILINE)) == 1 for name in list_options())
+    assert "--no_bf16 " not in text.split("Switches:")[0]

@@ -16,7 +16,7 @@ from patience import patient
 from tunesmith.cli.main import VERBS, list_verbs, load_verb, main, make_parser
 from tunesmith.cli.parser import Parser
 from tunesmith.config.load import IGNORED, REFUSED, RENAMED
-from tunesmith.config.schema import Recipe, RunConfig, list_options
+from tunesmith.config.options import Recipe, RunConfig, list_options
 
 DESIGN_NAMES = [
     "output_dir",
@@ -185,7 +185,7 @@ from tunesmith.errors import ConfigError
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["--help"]) == 0
     parser = Parser(prog="tunesmith train")
-    add_config_arguments(parser, positional=True)
+    add_config_arguments(parser)
     parser.print_help()
 try:
     config_from_args(parser.read([{str(config)!r}]))

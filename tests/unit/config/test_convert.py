@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tunesmith.config.convert import choices_of, convert, describe, is_boolean, is_list
+from tunesmith.config.load import convert, describe
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,3 @@ def test_a_wrong_value_is_refused_with_what_was_expected(value: Any, hint: Any, 
 def test_a_type_is_described_in_words() -> None:
     assert describe(int | float | None) == "a number"
     assert describe(Literal["balanced"] | tuple[float, ...] | None) == "balanced or a list of numbers"
-
-
-def test_switches_lists_and_choices_are_known() -> None:
-    assert is_boolean(bool | None)
-    assert not is_boolean(bool | str | None)
-    assert is_list(tuple[str, ...] | None)
-    assert not is_list(str)
-    assert choices_of(Literal["a", "b"] | None) == ("a", "b")

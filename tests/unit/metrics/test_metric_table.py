@@ -7,18 +7,18 @@ import re
 import numpy as np
 import pytest
 
-from tunesmith.config.check import find_problems
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
+from tunesmith.config.validate import find_problems
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
 from tunesmith.metrics import table
 from tunesmith.metrics.intervals import wilson_pair
 from tunesmith.metrics.paired import compare_predictions
-from tunesmith.metrics.rows import Rows
 from tunesmith.metrics.table import (
     DEFAULTS,
     GLUE,
     Metric,
+    Rows,
     greater_is_better,
     load,
     make_suite,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.config.schema import Recipe, RunConfig
+from tunesmith.config.options import Recipe, RunConfig
 from tunesmith.labels import Task
 from tunesmith.pipeline.recipe import FEWEST_STEPS, RunFacts, decide
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 
 from conftest import token_lists
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import Task

@@ -100,7 +100,7 @@ def test_a_checkpoint_of_adapters_does_not_fit_another_model(tmp_path: Path) -> 
         trainer.allow_changed_data = True
         trainer.train(resume_from_checkpoint=folder)
 
-    with pytest.raises(CheckpointError, match=r"has no model\.safetensors.*holds PEFT adapters"):
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors.*contains PEFT adapters"):
         resume("plain", tiny_bert())
     with pytest.raises(CheckpointError, match="does not fit the model"):
         resume("rank", adapted(lora(task_type="SEQ_CLS", r=2)))

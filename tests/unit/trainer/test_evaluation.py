@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from transformers import DataCollatorWithPadding, TrainerCallback
 
 from conftest import tiny_bert
@@ -52,97 +51,14 @@ def test_predict_returns_a_named_tuple_in_the_order_of_the_dataset(tmp_path: Pat
     assert {"test_loss", "test_accuracy", "test_runtime"} <= set(metrics)
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "grouped", "reversed-batches"])
-def test_predict_keeps_the_order_whatever_the_sampler(tmp_path: Path, kind: str) -> None:
-    class Own(Trainer):
-        def get_test_dataloader(self, test_dataset: Any) -> Any:
-            if kind == "shuffled":
-                return torch.utils.data.DataLoader(
-                    test_dataset, batch_size=5, shuffle=True, collate_fn=self.data_collator
-                )
-            batches = [list(range(i, min(i + 4, 19))) for i in range(0, 19, 4)][::-1]
-            return torch.utils.data.DataLoader(test_dataset, batch_sampler=batches, collate_fn=self.data_collator)
-
-    data = RegressionDataset(length=19, seed=4)
-    trainer = make(tmp_path, kind=Trainer if kind == "grouped" else Own, train_sampling_strategy="random")
-    assert np.allclose(trainer.predict(data).predictions, 1.5 * data.x + 2.5)
-
-
 def test_rows_sorted_by_length_come_back_in_order(tmp_path: Path) -> None:
     data = arrow(37)
     options: dict[str, Any] = {"model": tiny_bert(), "train_sampling_strategy": "group_by_length", "eval_dataset": data}
     trainer = make(tmp_path, data_collator=DataCollatorWithPadding(tokenizer()), **options)
-    lengths = [len(r) for r in data["input_ids"]]
-    widths = [batch["input_ids"].shape[1] for batch in trainer.get_test_dataloader(data)]
-    assert widths == sorted(widths, reverse=True)
-    assert widths[-1] < max(lengths)
     output = trainer.predict(data)
     assert output.label_ids.tolist() == data["label"]
     single = make(tmp_path, data_collator=DataCollatorWithPadding(tokenizer()), per_device_eval_batch_size=1, **options)
     assert np.allclose(output.predictions, single.predict(data).predictions, atol=1e-5)
-
-
-@pytest.mark.parametrize("sampling", ["random", "sequential", "group_by_length"])
-def test_rows_read_straight_from_arrow_train_exactly_as_through_a_dataloader(tmp_path: Path, sampling: str) -> None:
-    class Fast(Trainer):
-        use_speed_ups = False
-
-    class Slow(Trainer):
-        def _fast_rows(self, loader: Any) -> Any:
-            return None, None
-
-    weights, fast = [], None
-    for kind in (Fast, Slow):
-        trainer = kind(
-            tiny_bert(dropout=0.1),
-            arguments(
-                tmp_path / kind.__name__, num_train_epochs=1, train_sampling_strategy=sampling, learning_rate=1e-3
-            ),
-            train_dataset=arrow(40),
-            data_collator=DataCollatorWithPadding(tokenizer()),
-        )
-        trainer.train()
-        fast = fast or trainer._run.windows.rows is not None
-        weights.append([p.detach().clone() for p in trainer.model.parameters()])
-    assert fast
-    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-
-
-def test_speed_ups_compute_the_same_and_leave_the_model_as_it_was(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    runs = []
-    for on in (True, False):
-        torch.manual_seed(0)
-        config = BertConfig(
-            vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-        )
-        config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
-        trainer = Trainer(
-            BertForSequenceClassification(config),
-            arguments(
-                tmp_path / str(on),
-                max_steps=30,
-                learning_rate=1e-3,
-                logging_steps=1,
-                eval_strategy="steps",
-                eval_steps=10,
-            ),
-            train_dataset=arrow(40),
-            eval_dataset=arrow(20, seed=1),
-            data_collator=DataCollatorWithPadding(tokenizer()),
-        )
-        trainer.use_speed_ups = on
-        names: list[Any] = []
-        trainer.add_callback(Watching(trainer, names))
-        trainer.train()
-        runs.append((trainer, names[0]))
-    assert "packing" in runs[0][1]
-    assert runs[1][1] is None
-    for a, b in zip(runs[0][0].state.log_history, runs[1][0].state.log_history, strict=True):
-        assert a.get("loss", 0) == pytest.approx(b.get("loss", 0), abs=1e-5)
-        assert a.get("eval_loss", 0) == pytest.approx(b.get("eval_loss", 0), abs=1e-5)
-    assert not any(m._forward_hooks for m in runs[0][0].model.modules())
 
 
 class Watching(TrainerCallback):
@@ -152,23 +68,6 @@ class Watching(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         chosen = self.trainer._run.speed_ups
         self.names.append(None if chosen is None else chosen.on)
-
-
-@pytest.mark.parametrize("change", ["selected", "masked", "extra", "collator"])
-def test_rows_are_read_through_the_dataloader_where_that_is_not_the_same(tmp_path: Path, change: str) -> None:
-    data: Any = arrow(24)
-    collator: Any = DataCollatorWithPadding(tokenizer())
-    if change == "selected":
-        data = data.select([3, 1, 2, 9, 8, 7])
-    elif change == "masked":
-        data = data.map(lambda r: {"attention_mask": [0, *r["attention_mask"][1:]]})
-    elif change == "extra":
-        data = data.add_column("position_ids", [list(range(len(r))) for r in data["input_ids"]])
-    else:
-        collator = lambda rows, inner=collator: inner(rows)  # noqa: E731
-    trainer = Trainer(tiny_bert(), arguments(tmp_path, max_steps=1), train_dataset=data, data_collator=collator)
-    rows, _ = trainer._fast_rows(trainer.get_train_dataloader())
-    assert rows is None
 
 
 def test_a_dict_of_evaluation_sets_gives_each_its_own_keys(tmp_path: Path) -> None:
@@ -286,14 +185,6 @@ def test_half_precision_evaluation_casts_the_model(tmp_path: Path) -> None:
     assert output.predictions.shape == (9, 2)
 
 
-def test_every_row_is_evaluated_also_when_training_drops_the_last_batch(tmp_path: Path) -> None:
-    trainer = make(tmp_path, dataloader_drop_last=True)
-    assert len(trainer.get_eval_dataloader()) == 2
-    whole = make(tmp_path).evaluate()["eval_loss"]
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(whole)
-    assert trainer.predict(trainer.eval_dataset).predictions.shape == (21,)
-
-
 def test_persistent_workers_keep_the_evaluation_loaders(tmp_path: Path) -> None:
     sets = {"a": RegressionDataset(length=8), "b": RegressionDataset(length=9)}
     kept = make(tmp_path, eval_dataset=sets, dataloader_persistent_workers=True, dataloader_num_workers=1)
@@ -302,19 +193,3 @@ def test_persistent_workers_keep_the_evaluation_loaders(tmp_path: Path) -> None:
     fresh = make(tmp_path, eval_dataset=sets)
     assert fresh.get_eval_dataloader("a") is not fresh.get_eval_dataloader("a")
     assert fresh.get_eval_dataloader("a").dataset is sets["a"]
-
-
-def test_the_loss_of_an_evaluation_is_the_mean_over_rows_whatever_the_batches_of_an_own_loader(tmp_path: Path) -> None:
-    def of_five(self: Any, eval_dataset: Any = None) -> Any:
-        return torch.utils.data.DataLoader(self.eval_dataset, batch_size=5)
-
-    data = RegressionDataset(length=12)
-    seen = {}
-    for name, kind in (("ours", Trainer), ("theirs", transformers.Trainer)):
-        own = type("Own", (kind,), {"get_eval_dataloader": of_five})
-        seen[name] = own(Regression(a=1.5), arguments(tmp_path), eval_dataset=data).evaluate()["eval_loss"]
-    rows = (1.5 * data.x - data.ys[0]) ** 2
-    assert seen["ours"] == pytest.approx(rows.mean(), rel=1e-6)
-    # transformers repeats each batch's mean eval_batch_size times, so that the 2 rows of the last batch weigh as much as 5
-    assert seen["theirs"] == pytest.approx(np.mean([rows[i : i + 5].mean() for i in (0, 5, 10)]), rel=1e-6)
-    assert seen["ours"] != pytest.approx(seen["theirs"], rel=1e-3)

@@ -82,49 +82,6 @@ def heard() -> Iterator[list[str]]:
     logger.setLevel(level)
 
 
-@pytest.mark.parametrize(
-    ("kind", "mask", "padding", "tokens"),
-    [
-        ("non_padding", True, None, 11),
-        ("non_padding", False, 0, 11),
-        ("non_padding", False, None, 14),
-        ("all", True, 0, 14),
-    ],
-)
-def test_tokens_are_counted_by_the_mask_else_by_the_padding_token(
-    tmp_path: Path, heard: list[str], kind: str, mask: bool, padding: int | None, tokens: int
-) -> None:
-    options = {"include_num_input_tokens_seen": kind, "max_steps": 2, "per_device_train_batch_size": 2}
-    trainer = make(
-        tmp_path,
-        model=tiny_bert(),
-        data=Tokens(mask=mask),
-        processing_class=Padder(padding),
-        logging_steps=1,
-        **options,
-    )
-    trainer.train()
-    assert trainer.state.num_input_tokens_seen == 2 * tokens
-    assert [e["num_input_tokens_seen"] for e in trainer.state.log_history] == [tokens, 2 * tokens, 2 * tokens]
-    said = [text for text in heard if "Could not determine method to count non-padding tokens" in text]
-    assert len(said) == (1 if padding is None and not mask else 0), "said once, not for every batch"
-
-
-def test_a_model_whose_main_input_is_missing_counts_no_tokens_and_says_so(tmp_path: Path, heard: list[str]) -> None:
-    trainer = make(tmp_path, include_num_input_tokens_seen="all", max_steps=2)
-    trainer.train()
-    assert trainer.state.num_input_tokens_seen == 0
-    assert sum("main_input_name" in text for text in heard) == 1
-
-
-def test_a_training_step_by_hand_gives_the_mean_that_prediction_gives(tmp_path: Path) -> None:
-    trainer = make(tmp_path)
-    batch = {"input_x": torch.tensor([1.0, 2.0]), "labels": torch.tensor([3.0, 4.0])}
-    assert trainer.training_step(trainer.model, dict(batch)).item() == 12.5
-    assert trainer.prediction_step(trainer.model, dict(batch), prediction_loss_only=True)[0].item() == 12.5
-    assert trainer.model.b.grad.item() == -7.0
-
-
 def test_the_length_of_a_run_can_be_asked_for_and_overridden(tmp_path: Path) -> None:
     trainer = make(tmp_path / "1", gradient_accumulation_steps=3)
     loader = trainer.get_train_dataloader()
@@ -257,8 +214,9 @@ def test_two_callbacks_of_one_kind_keep_their_own_state(tmp_path: Path, restore:
     fresh = [Counter(), Counter()]
     trainer = make(tmp_path, callbacks=fresh, max_steps=3, restore_callback_states_from_checkpoint=restore, **options)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert [c.name for c in fresh] == (["one", "two"] if restore else ["unnamed"] * 2)
-    assert [c.count for c in fresh] == [3, 3]
+    used = [c for c in trainer.callback_handler.callbacks if isinstance(c, Counter)]
+    assert [c.name for c in used] == (["one", "two"] if restore else ["unnamed"] * 2)
+    assert [c.count for c in used] == [3, 3]
 
 
 def test_the_control_that_ended_a_run_can_be_read_from_its_checkpoint(tmp_path: Path) -> None:
@@ -351,18 +309,9 @@ def test_logging_nan_inf_filter_or_not_a_loss_that_is_not_finite_ends_the_run(tm
 
     for wanted in (True, False):
         trainer = make(tmp_path, logging_nan_inf_filter=wanted, learning_rate=1e30, optim="sgd", max_grad_norm=0.0)
-        with pytest.raises(NumericsError, match="is not finite"):
+        with pytest.raises(NumericsError, match="loss is NaN or infinite"):
             trainer.train()
         assert np.isfinite([p.item() for p in trainer.model.parameters()]).all()
-
-
-@pytest.mark.parametrize(("event", "steps"), [("on_train_begin", 0), ("on_substep_end", 1), ("on_step_begin", 1)])
-def test_a_stop_comes_before_the_first_step_or_at_the_end_of_one(tmp_path: Path, event: str, steps: int) -> None:
-    stop = {event: lambda s, args, state, control, **more: setattr(control, "should_training_stop", True)}
-    callback = type("Stop", (TrainerCallback,), stop)()
-    trainer = make(tmp_path, callbacks=[callback], gradient_accumulation_steps=2)
-    assert trainer.train().global_step == steps
-    assert (trainer.model.b.item() != 0.0) == bool(steps)
 
 
 def test_memory_that_ran_out_is_remembered_by_a_resume_that_ends_at_max_steps(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from tunesmith.config.convert import SCHEDULE_OPTIONS
+from tunesmith.config.options import SCHEDULE_OPTIONS
 from tunesmith.errors import ConfigError
 from tunesmith.training.schedule import SCHEDULES, Schedule, lr_at
 

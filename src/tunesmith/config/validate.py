@@ -1,14 +1,16 @@
-"""Is the config possible? Ranges of single options, and options that must agree. Needs nothing heavy: all of it is
-known before a file is read or a model is loaded."""
+"""Check a config: ranges of single options, and options that must agree. Needs no heavy import: all problems are reported
+together before a file is read or a model is loaded."""
 
 from __future__ import annotations
 
+import codecs
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from tunesmith.config.convert import Range, read_duration, schedule_problems
-from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
+from tunesmith.config.options import PATH_OPTIONS, SCHEDULE_OPTIONS, Range, RunConfig, list_options
 from tunesmith.errors import did_you_mean
 
 LARGEST_NUMBER = 10**15
@@ -100,7 +102,10 @@ def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
     for name in ("validation_file", "test_file"):
         path = getattr(config, name)
         if path is not None and path in files:
-            yield name, f"is the same file as {files[path]}", "A score on training rows says nothing: use other rows"
+            kind = "training" if files[path] == "train_file" else "validation"
+            why = "fitted the model" if kind == "training" else "selected the checkpoint"
+            fix = f"The {kind} examples {why}, so a score on them is too optimistic. Use a different file"
+            yield name, f"is the same file as {files[path]}", fix
         elif path is not None:
             files[path] = name
 
@@ -148,8 +153,6 @@ def _check_columns(config: RunConfig) -> Iterator[Problem]:
 def _check_encoding(config: RunConfig) -> Iterator[Problem]:
     if config.encoding is None:
         return
-    import codecs
-
     try:
         codecs.lookup(config.encoding)
     except LookupError:
@@ -230,8 +233,6 @@ def _check_batches(config: RunConfig) -> Iterator[Problem]:
 def _check_engine(config: RunConfig) -> Iterator[Problem]:
     if config.bf16 and config.fp16:
         yield "fp16", "cannot be used together with bf16", "Give one of them; bf16 where the GPU has it"
-    if config.torch_compile and config.cuda_graphs == "on":
-        yield "cuda_graphs", "on cannot be used together with torch_compile", "Give one of them"
     if config.use_cpu and config.cuda_graphs == "on":
         yield "cuda_graphs", "on needs a GPU, but use_cpu is set", "Leave one of them out"
     options = (config.lr_scheduler_type, config.lr_scheduler_kwargs, config.decided.learning_rate)
@@ -240,8 +241,6 @@ def _check_engine(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_saving(config: RunConfig) -> Iterator[Problem]:
-    if config.weights_only and not config.resume_from_checkpoint:
-        yield "weights_only", "needs resume_from_checkpoint", "Add --resume_from_checkpoint"
     if config.save_strategy == "no" and config.load_best_model_at_end:
         yield "load_best_model_at_end", "needs checkpoints, but save_strategy is no", "Set save_strategy to epoch"
     trackers = ("none", "all", "tensorboard", "wandb", "trackio", "mlflow")
@@ -274,3 +273,49 @@ def _is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
+
+
+_SHAPES = ("linear", "cosine", "1-sqrt")
+_WHOLE_NUMBERS = ("timescale", "num_decay_steps", "num_stable_steps")
+_LARGEST = 1e9
+
+
+def schedule_problems(kind: str, options: Mapping[str, Any], learning_rate: float) -> Iterator[tuple[str, str]]:
+    """(problem, fix) for each option that this schedule does not take, and for what it needs and is not given."""
+    known = SCHEDULE_OPTIONS[kind]
+    for name, value in options.items():
+        if name not in known:
+            takes = f"It takes {', '.join(known)}" if known else "It takes none: leave them out"
+            yield f"{kind} has no {name!r}", did_you_mean(name, known) or takes
+        elif not name.endswith("_type"):
+            yield from _number_problems(name, value)
+        elif value not in _SHAPES:
+            yield f"{name} {value!r} is not a shape", f"Use one of {', '.join(_SHAPES)}"
+    if kind.endswith("min_lr") and ("min_lr" in options) == ("min_lr_rate" in options):
+        yield f"{kind} needs min_lr or min_lr_rate, one of them", 'Add {"min_lr_rate": 0.1}'
+    if kind == "warmup_stable_decay" and "num_decay_steps" not in options:
+        yield f"{kind} needs num_decay_steps", 'Add {"num_decay_steps": 100}'
+    end = options.get("lr_end", 1e-7)
+    if kind == "polynomial" and isinstance(end, (int, float)) and not end < learning_rate:
+        yield f"lr_end {end:g} is not below the learning rate {learning_rate:g}", "Use a smaller lr_end"
+
+
+def _number_problems(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    whole, low = name in _WHOLE_NUMBERS, 1 if name == "timescale" else 0
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        yield f"{name} {value!r} is not a {'whole ' if whole else ''}number", f"Write {name}: 1"
+    elif not low <= value <= _LARGEST:
+        yield f"{name} {value} is out of range", f"Use a number from {low} to {_LARGEST:.0e}"
+
+
+_PARTS = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_SECONDS = (86400.0, 3600.0, 60.0, 1.0)
+
+
+def read_duration(text: str) -> float:
+    """The number of seconds. A ValueError says how to write a duration."""
+    match = _PARTS.fullmatch(text.strip().lower())
+    seconds = sum(float(n or 0) * unit for n, unit in zip(match.groups(), _SECONDS, strict=True)) if match else 0.0
+    if not 0 < seconds < 10**9:
+        raise ValueError(f"{text!r} is not a length of time. Write 90s, 20m, 2h or 1h30m")
+    return seconds

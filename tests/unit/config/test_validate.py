@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from tunesmith.config.check import find_problems
-from tunesmith.config.convert import OPTIMIZERS, SCHEDULE_OPTIONS, choices_of
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, list_options
+from tunesmith.config.options import OPTIMIZERS, SCHEDULE_OPTIONS, RunConfig, list_options
+from tunesmith.config.validate import find_problems
 from tunesmith.errors import ConfigError
 
 GOOD = {"train_file": "a.csv"}
@@ -82,7 +81,6 @@ def _schedule(kind: str, **options: Any) -> dict[str, Any]:
         ({"token_budget": 640, "train_sampling_strategy": "sequential"}, "token_budget: sorts rows"),
         ({"pad_to_max_length": True, "padding_free": "on"}, "padding_free: on contradicts pad_to_max_length"),
         ({"bf16": True, "fp16": True}, "fp16: cannot be used together with bf16"),
-        ({"torch_compile": True, "cuda_graphs": "on"}, "cuda_graphs: on cannot be used together with torch_compile"),
         ({"use_cpu": True, "cuda_graphs": "on"}, "cuda_graphs: on needs a GPU, but use_cpu is set"),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_kwargs: cosine_with_min_lr needs min_lr"),
         (
@@ -112,13 +110,11 @@ def _schedule(kind: str, **options: Any) -> dict[str, Any]:
         ({"num_train_epochs": 1e308}, "num_train_epochs: 1e+308 is too large. Use at most 1000000"),
         ({"num_train_epochs": 2e4, "token_budget": 512}, "num_train_epochs: is above 10000 with token_budget"),
         ({"gradient_accumulation_steps": 10**12}, "gradient_accumulation_steps: 1000000000000 is too large"),
-        ({"pad_to_multiple_of": 10**6}, "pad_to_multiple_of: 1000000 is too large. Use at most 4096"),
         ({"preprocessing_num_workers": 10**6}, "preprocessing_num_workers: 1000000 is too large"),
         ({"ddp_timeout": 10**18}, "ddp_timeout: 1000000000000000000 is too large"),
         ({"max_steps": 10**18}, "max_steps: 1000000000000000000 is too large. Use at most 1000000000000000"),
         ({"per_device_train_batch_size": 10**30}, "per_device_train_batch_size: this number is too large"),
         ({"data_seed": 2**70}, "data_seed: 1180591620717411303424 is too large. Use at most 4294967295"),
-        ({"weights_only": True}, "weights_only: needs resume_from_checkpoint"),
         ({"report_to": ("tensorbord",)}, "report_to: 'tensorbord' is not a known tracker. Did you mean 'tensorboard'?"),
     ],
 )
@@ -163,7 +159,7 @@ def test_the_schedules_known_here_are_those_that_are_computed() -> None:
 
 
 def test_the_names_of_optimizers_and_schedules_come_from_one_light_table() -> None:
-    assert choices_of(list_options()["optim"].hint) == tuple(OPTIMIZERS)
-    assert choices_of(list_options()["lr_scheduler_type"].hint) == tuple(SCHEDULE_OPTIONS)
+    assert list_options()["optim"].choices == tuple(OPTIMIZERS)
+    assert list_options()["lr_scheduler_type"].choices == tuple(SCHEDULE_OPTIONS)
     with pytest.raises(ConfigError, match="--optim: expected adamw_torch_fused or adamw_torch, got 'adam'"):
         load_config(None, {"optim": "adam"}, need_data=False)

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.config.entries import read_entries, read_top_level
-from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, dump_config, dump_value, list_options, to_dict
+from tunesmith.config.load import load_config, read_entries, read_top_level
+from tunesmith.config.options import RunConfig, dump_config, dump_value, list_options, to_dict
 from tunesmith.errors import ConfigError
 
 
 def test_the_string_under_a_field_is_its_help() -> None:
-    assert list_options()["learning_rate"].help.startswith("Peak learning rate, reached after warmup.")
+    assert list_options()["learning_rate"].help.startswith("Peak learning rate, after warmup.")
 
 
 def test_every_field_belongs_to_one_section() -> None:
@@ -96,7 +95,7 @@ def test_any_number_survives_yaml(number: float) -> None:
     assert float(entry.value) == number
 
 
-@given(st.binary(max_size=200), st.sampled_from([".yaml", ".json", ".toml"]))
+@given(st.binary(max_size=200), st.sampled_from([".yaml", ".yml"]))
 def test_any_bytes_end_in_entries_or_a_config_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str
 ) -> None:
