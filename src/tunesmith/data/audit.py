@@ -48,9 +48,9 @@ def audit_rows(
         findings += find_giveaways(
             sample, characters["train"][sample.rows], folds, ids["train"][sample.rows], labels, columns.text
         )
-        for split in [split for split in ordered if split != "train" and len(ids[split]) >= FEWEST_DRIFT_ROWS]:
+        classes = labels.task in (Task.BINARY, Task.MULTICLASS)
+        for split in [s for s in ordered if s != "train" and classes and len(ids[s]) >= FEWEST_DRIFT_ROWS]:
             findings += _compare_labels(split, ids["train"], ids[split], labels)
-            findings += _compare_lengths(split, characters["train"].sum(axis=1), characters[split].sum(axis=1))
     return sort_findings(findings)
 
 
@@ -70,59 +70,24 @@ def require_clean(findings: Sequence[Finding], *, strict: bool) -> None:
 
 FEWEST_DRIFT_ROWS = 30
 LABEL_DISTANCE = 0.1
-LENGTH_DISTANCE = 0.2
 
 
 def _compare_labels(split: str, train: Ints, other: Ints, labels: LabelMap) -> list[Finding]:
-    """Shares of labels (total variation) or the distribution of numbers (Kolmogorov-Smirnov)."""
-    if labels.task is Task.MULTILABEL:
+    """Compare the shares of the labels (total variation distance)."""
+    one, two = train[train >= 0], other[other >= 0]
+    if not len(one) or not len(two):
         return []
-    if labels.task is Task.REGRESSION:
-        one, two = train[np.isfinite(train)], other[np.isfinite(other)]
-        distance = _ks(one, two)
-        noise = _ks_noise(len(one), len(two))
-        what = f"The label distribution differs between train and {split}"
-    else:
-        one, two = train[train >= 0], other[other >= 0]
-        if not len(one) or not len(two):
-            return []
-        shares = [np.bincount(ids, minlength=len(labels)) / len(ids) for ids in (one, two)]
-        distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
-        noise = float(np.sqrt(shares[0] * (1 - shares[0]) * (1 / len(one) + 1 / len(two))).sum() / 2 * 2)
-        top = int(np.abs(shares[0] - shares[1]).argmax())
-        of_train, of_split = f"{shares[0][top]:.1%} of train", f"{shares[1][top]:.1%} of {split}"
-        what = f"The label distribution differs: {labels.names[top]!r} is {of_train} and {of_split}"
+    shares = [np.bincount(ids, minlength=len(labels)) / len(ids) for ids in (one, two)]
+    distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
+    noise = float(np.sqrt(shares[0] * (1 - shares[0]) * (1 / len(one) + 1 / len(two))).sum())
+    top = int(np.abs(shares[0] - shares[1]).argmax())
+    of_train, of_split = f"{shares[0][top]:.1%} of train", f"{shares[1][top]:.1%} of {split}"
+    what = f"The label distribution differs: {labels.names[top]!r} is {of_train} and {of_split}"
     if distance < max(LABEL_DISTANCE, 2 * noise):
         return []
     evidence = f"{what} (distance {distance:.2f}; {noise:.2f} expected by chance)."
     advice = (f"Draw {split} from the same rows as train, or choose by a metric that does not depend on the shares.",)
     return [Finding("label_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})]
-
-
-def _compare_lengths(split: str, train: Ints, other: Ints) -> list[Finding]:
-    """Characters a row."""
-    distance, noise = _ks(train, other), _ks_noise(len(train), len(other))
-    if distance < max(LENGTH_DISTANCE, 2 * noise):
-        return []
-    here, there = (" to ".join(f"{at:,.0f}" for at in np.quantile(some, (0.25, 0.75))) for some in (other, train))
-    middle = f"the middle half has {there} characters in train, {here} in {split}"
-    evidence = f"Text lengths differ between train and {split}: {middle}."
-    advice = (f"Check that {split} and train are the same kind of text.",)
-    return [Finding("length_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})]
-
-
-def _ks(one: Ints, two: Ints) -> float:
-    if not len(one) or not len(two):
-        return 0.0
-    one, two = np.sort(one), np.sort(two)
-    every = np.concatenate([one, two])
-    gap = np.searchsorted(one, every, "right") / len(one) - np.searchsorted(two, every, "right") / len(two)
-    return float(np.abs(gap).max())
-
-
-def _ks_noise(one: int, two: int) -> float:
-    """The distance that two samples of one distribution exceed once in a thousand times."""
-    return 1.95 * float(np.sqrt((one + two) / max(one * two, 1)))
 
 
 RARE_ROWS = 10

@@ -156,10 +156,10 @@ def test_second_label_column_is_no_warning() -> None:
     assert "label_giveaway" not in found
 
 
-def test_different_label_shares_and_lengths_are_drift() -> None:
+def test_different_label_shares_are_drift() -> None:
     other = [{"text": f"ein kurzer {i}", "labels": int(i % 10 == 0)} for i in range(200)]
     found = audit(clean_rows(400), validation=other)
-    assert {"label_drift", "length_drift"} <= warnings_of(found)
+    assert "label_drift" in warnings_of(found)
 
 
 def test_empty_and_constant_texts_are_found() -> None:
@@ -177,11 +177,6 @@ def test_numbers_to_predict_are_audited_too() -> None:
     rows = [
         {"text": row["text"], "labels": float(v)} for row, v in zip(clean_rows(300), rng.normal(size=300), strict=True)
     ]
-    held = [
-        {"text": row["text"], "labels": float(v)}
-        for row, v in zip(clean_rows(100, seed=2), rng.normal(3, 1, 100), strict=True)
-    ]
-    assert "label_drift" in audit(rows, validation=held)
     assert warnings_of(audit(rows)) == set()
 
 
