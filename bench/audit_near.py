@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,8 +98,7 @@ def main() -> None:
             name: Part.of(Dataset.from_dict({"text": some, "labels": [0] * len(some)}), name)
             for name, some in (("train", train), ("validation", rows))
         }
-        with tempfile.TemporaryDirectory() as folder:
-            found = find_near(survey_texts(parts, ["text"], Path(folder)), half)
+        found = find_near(survey_texts(parts, ["text"]), half)
         near = found.in_train.at_least(found.least)
         hit = (near[half:] >= 0) | ((found.equal[half:] >= 0) & (found.equal[half:] < half))
         false, place = hit[: len(held)], len(held)

@@ -19,7 +19,7 @@ from tunesmith.diagnosis.features import LEAST_CHANGE, Change, change_between, g
 from tunesmith.events import RowsEvaluated
 from tunesmith.findings import Finding
 from tunesmith.metrics.evidence import RowEvidence, decode_rows
-from tunesmith.report.diagnosis import diagnose_with
+from tunesmith.report.build import diagnose_with
 from tunesmith.runs.curves import Curves, build_curves
 from tunesmith.runs.event_log import columns_of, parse_events
 

@@ -27,7 +27,7 @@ def advice_of(findings: list[Finding]) -> dict[str, str | None]:
 
 def judge_run(run: Mapping[str, Any]) -> list[Finding]:
     """The findings of the present code about a run of the bank."""
-    from tunesmith.report.diagnosis import diagnose_with
+    from tunesmith.report.build import diagnose_with
     from tunesmith.runs.curves import build_curves
     from tunesmith.runs.event_log import columns_of, parse_events
 

@@ -18,8 +18,7 @@ import numpy as np
 
 from tunesmith.labels import Task
 from tunesmith.metrics.paired import compare_predictions, mcnemar
-from tunesmith.metrics.rows import Rows
-from tunesmith.metrics.table import metric_of
+from tunesmith.metrics.table import Rows, metric_of
 
 Array = Any
 

@@ -233,8 +233,7 @@ def measure_rare(logits: Any, gold: Any, labels: Any) -> Found | None:
     """
     from tunesmith.labels import Task
     from tunesmith.metrics.calibration import fit_thresholds
-    from tunesmith.metrics.rows import softmax
-    from tunesmith.metrics.table import make_suite
+    from tunesmith.metrics.table import make_suite, softmax
 
     half = np.random.default_rng(0).permutation(len(gold)) < len(gold) // 2
     table = softmax(logits.astype(np.float64))

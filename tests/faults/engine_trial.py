@@ -247,7 +247,7 @@ def follow(keeper: RunWriter, batches: Any, options: dict[str, Any]) -> None:
     if state.runtime.is_main:
         weights = contiguous(state.model.state_dict())
         require_finite(weights, state.step)
-        export_model(keeper.run.model, weights, keeper.describe, "card")
+        export_model(keeper.run.model, weights, keeper.describe, "card", {})
         keeper.end("completed")
         outcome = json.dumps({"step": state.step, "tensors": tensors})
         write_file(Path(f"{keeper.run.path}.outcome"), outcome.encode())

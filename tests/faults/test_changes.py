@@ -209,6 +209,10 @@ RESUMED: dict[str, tuple[Change, str]] = {
         edit_json("base/tokenizer_config.json", lambda d: d.update(do_lower_case=False)),
         "the tokenizer changed",
     ),
+    "tokenizer.json: no lower case": (
+        edit_json("base/tokenizer.json", lambda d: d["normalizer"].update(lowercase=False)),
+        "tokenizer.json changed",
+    ),
     "tokenizer.json: a token added": (
         edit_json(
             "base/tokenizer.json",

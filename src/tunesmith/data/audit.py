@@ -5,14 +5,12 @@ drawn from the same rows as train: labels, lengths, words.
 from __future__ import annotations
 
 import re
-import tempfile
 import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,11 +48,8 @@ def audit_rows(
     if not sum(map(len, ordered.values())):
         return findings
     text = list(columns.text)
-    with tempfile.TemporaryDirectory(prefix="tunesmith-audit-") as folder:
-        survey = survey_texts(ordered, text, Path(folder))
-        train_texts = len(ordered.get("train", ())) * len(text)
-        near = find_near(survey, train_texts)
-    survey.starts, survey.sizes = np.empty(0, np.int64), np.empty(0, np.int32)  # the scratch files are gone
+    survey = survey_texts(ordered, text)
+    near = find_near(survey, len(ordered.get("train", ())) * len(text))
     findings += find_overlaps(ordered, survey, near, labels, ids)
     samples = {s: sample_rows(part, _names(part, columns), MOST_ROWS) for s, part in ordered.items() if len(part)}
     if "train" in samples:

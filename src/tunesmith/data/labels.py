@@ -311,6 +311,10 @@ def _digits(name: str) -> str:
     return "".join(c for c in name if c.isdigit())
 
 
+LARGEST_SCORE = 1e8
+"""A regression label. The squared gradient norm of a model fitted to larger ones exceeds 32 bits."""
+
+
 def read_scores(source: Source, column: str, *, is_test: bool) -> Any:
     """The scores as an Arrow column; nan for a test split without any."""
     import pyarrow as pa
@@ -360,10 +364,12 @@ def _numbers(cells: Any, source: Source, column: str, start: int, style: str | N
         fix = "Regression needs a finite number in every row."
         raise DataError(problem, where=source.where(start + at, column), fix=fix)
     numbers = cells.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    too_large = np.abs(numbers) > np.finfo(np.float32).max
+    too_large = np.abs(numbers) > LARGEST_SCORE
     if too_large.any():
         at = int(np.argmax(too_large))
-        raise DataError(f"{cells[at].as_py()} is too large", where=source.where(start + at, column))
+        problem = f"the label {cells[at].as_py()} is too large: training overflows above {LARGEST_SCORE:g}"
+        fix = "Rescale the labels, for example to mean 0 and standard deviation 1."
+        raise DataError(problem, where=source.where(start + at, column), fix=fix)
     return numbers
 
 

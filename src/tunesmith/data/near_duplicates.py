@@ -1,23 +1,16 @@
-"""One pass over the texts of all splits: a key, a length and a signature for each text, in bounded memory; and an evenly spread
-sample of the rows of a part, with their columns.
-
-Texts are compared as bytes after folding. Two keys are kept in memory, the folded bytes and the signatures go to scratch files,
-so that ten million rows need some hundred megabytes.
+"""Equal and nearly equal texts: one pass computes a key, a length and a MinHash signature for each text; candidates that share a
+band of the signature are then compared. Also an evenly spread sample of the rows of a split.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from tunesmith.data.source import Ints, Part
-from tunesmith.runs.writing import create
 
 BANDS, BAND_ROWS = 16, 3
 """A pair whose shingles have Jaccard similarity 0.6 shares a band with probability 0.98, one with 0.2 with 0.12."""
@@ -69,10 +62,11 @@ class TextSurvey:
     columns: int
     keys: Ints
     characters: Ints
+    data: Ints
+    """The folded texts as bytes; text i is `data[starts[i] : starts[i] + sizes[i]]`."""
     starts: Ints
     sizes: Ints
-    bytes_file: Path
-    band_files: list[Path]
+    bands: list[Ints]
 
     def of(self, split: str, values: Ints) -> Ints:
         """(rows, columns) of a split, from one value a text."""
@@ -80,34 +74,22 @@ class TextSurvey:
         return values[first : first + rows * self.columns].reshape(self.columns, rows).T
 
 
-def survey_texts(parts: Mapping[str, Part], text: Sequence[str], folder: Path) -> TextSurvey:
-    """Reads every text once. `folder` takes the scratch files; the caller removes it."""
-    total = sum(len(part) for part in parts.values()) * len(text)
+def survey_texts(parts: Mapping[str, Part], text: Sequence[str]) -> TextSurvey:
+    """Read every text once."""
     shapes, at = {}, 0
     for split, part in parts.items():
         shapes[split] = (at, len(part))
         at += len(part) * len(text)
-    files = [folder / f"band{band}" for band in range(BANDS)]
-    survey = TextSurvey(
-        shapes,
-        len(text),
-        np.empty(total, np.uint64),
-        np.empty(total, np.int32),
-        np.empty(total, np.int64),
-        np.empty(total, np.int32),
-        folder / "texts",
-        files,
-    )
-    number = written = 0
-    with ExitStack() as stack:
-        texts, *bands = (stack.enter_context(create(path)) for path in (survey.bytes_file, *files))
-        for part in parts.values():
-            for name in text:
-                for table in part.scan([name]):
-                    for cells in _pieces(table.column(name)):
-                        written = _note(survey, cells, number, texts, bands, written)
-                        number += len(cells)
-    return survey
+    found: list[tuple[Ints, ...]] = []
+    written = 0
+    for part in parts.values():
+        for name in text:
+            for table in part.scan([name]):
+                for cells in _pieces(table.column(name)):
+                    found.append(_survey(cells, written))
+                    written += len(found[-1][2])
+    keys, characters, data, starts, sizes, *bands = (np.concatenate(values) for values in zip(*found, strict=True))
+    return TextSurvey(shapes, len(text), keys, characters, data, starts, sizes, bands)
 
 
 def _pieces(column: Any) -> Iterator[Any]:
@@ -125,20 +107,17 @@ def _pieces(column: Any) -> Iterator[Any]:
             yield cells.slice(at, step)
 
 
-def _note(survey: TextSurvey, cells: Any, number: int, texts: BinaryIO, bands: Sequence[BinaryIO], written: int) -> int:
+def _survey(cells: Any, written: int) -> tuple[Ints, ...]:
+    """Return keys, characters, bytes, starts, sizes and bands of some texts; `written` bytes are before them."""
     import pyarrow.compute as pc
 
-    here = slice(number, number + len(cells))
     exact = fold_block(cells, _EXACT)
-    survey.keys[here] = hash_texts(exact)
-    survey.characters[here] = pc.utf8_length(cells).to_numpy(zero_copy_only=False) * (exact.ends > exact.starts)
-    loose = cut_block(fold_block(cells, _LOOSE), MOST_BYTES)
-    survey.starts[here] = written + loose.starts
-    survey.sizes[here] = loose.ends - loose.starts
-    texts.write(loose.data.tobytes())
-    for file, values in zip(bands, sign_texts(loose), strict=True):
-        file.write(values.tobytes())
-    return written + len(loose.data)
+    characters = pc.utf8_length(cells).to_numpy(zero_copy_only=False) * (exact.ends > exact.starts)
+    folded = fold_block(cells, _LOOSE)
+    loose = FoldedBlock(folded.data, folded.starts, np.minimum(folded.ends, folded.starts + MOST_BYTES))
+    sizes = (loose.ends - loose.starts).astype(np.int32)
+    where = (written + loose.starts).astype(np.int64)
+    return (hash_texts(exact), characters.astype(np.int32), loose.data, where, sizes, *sign_texts(loose))
 
 
 def fold_block(cells: Any, table: Ints) -> FoldedBlock:
@@ -159,11 +138,6 @@ def fold_block(cells: Any, table: Ints) -> FoldedBlock:
     full = ends > starts
     ends[full] -= packed[ends[full] - 1] == 32
     return FoldedBlock(packed, starts, ends)
-
-
-def cut_block(block: FoldedBlock, most: int) -> FoldedBlock:
-    """The same texts, each cut to `most` bytes; the bytes between texts stay."""
-    return FoldedBlock(block.data, block.starts, np.minimum(block.ends, block.starts + most))
 
 
 def hash_texts(block: FoldedBlock) -> Ints:
@@ -247,13 +221,12 @@ def sign_texts(block: FoldedBlock) -> list[Ints]:
     return bands
 
 
-def read_texts(file: Any, survey: TextSurvey, numbers: Ints) -> FoldedBlock:
-    """The folded texts with these numbers."""
-    starts, sizes = survey.starts[numbers].tolist(), survey.sizes[numbers].tolist()
-    data = b"".join([os.pread(file.fileno(), size, start) for start, size in zip(starts, sizes, strict=True)])
-    long = np.asarray(sizes, np.int64)
-    ends = np.cumsum(long)
-    return FoldedBlock(np.frombuffer(data, np.uint8), ends - long, ends)
+def read_texts(survey: TextSurvey, numbers: Ints) -> FoldedBlock:
+    """Return the folded texts with these numbers."""
+    starts, sizes = survey.starts[numbers], survey.sizes[numbers].astype(np.int64)
+    ends = np.cumsum(sizes)
+    places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - sizes), sizes)
+    return FoldedBlock(survey.data[places], ends - sizes, ends)
 
 
 @dataclass(frozen=True)
@@ -339,24 +312,23 @@ def find_near(survey: TextSurvey, train_texts: int) -> NearTexts:
     near, in_train = Nearest(len(equal)), Nearest(len(equal))
     closest = np.zeros(train_texts or len(equal), np.uint8)
     left = MOST_PAIRS
-    with open(survey.bytes_file, "rb") as file:
-        for path in survey.band_files:
-            pairs = _candidates(_numbered(path, only), len(equal), train_texts)
-            pairs = pairs[near.open(pairs) | ((pairs[:, 0] < train_texts) & in_train.open(pairs))]
-            for at in range(0, min(len(pairs), left), _CHUNK):
-                some = pairs[at : at + _CHUNK]
-                percent = (100 * similarity(file, survey, some)).astype(np.uint8)
-                order = np.argsort(percent, kind="stable")
-                some, percent = some[order], percent[order]
-                near.add(some, percent)
-                from_train = some[:, 0] < train_texts
-                in_train.add(some[from_train], percent[from_train])
-                inside = some[:, 1] < len(closest)
-                for side in (0, 1):
-                    np.maximum.at(closest, some[inside, side], percent[inside])
-            left -= len(pairs)
-            if left <= 0:
-                break
+    for band in survey.bands:
+        pairs = _candidates(_numbered(band, only), len(equal), train_texts)
+        pairs = pairs[near.open(pairs) | ((pairs[:, 0] < train_texts) & in_train.open(pairs))]
+        for at in range(0, min(len(pairs), left), _CHUNK):
+            some = pairs[at : at + _CHUNK]
+            percent = (100 * similarity(survey, some)).astype(np.uint8)
+            order = np.argsort(percent, kind="stable")
+            some, percent = some[order], percent[order]
+            near.add(some, percent)
+            from_train = some[:, 0] < train_texts
+            in_train.add(some[from_train], percent[from_train])
+            inside = some[:, 1] < len(closest)
+            for side in (0, 1):
+                np.maximum.at(closest, some[inside, side], percent[inside])
+        left -= len(pairs)
+        if left <= 0:
+            break
     return NearTexts(equal, near, in_train, left > 0, *_least_percent(closest))
 
 
@@ -384,9 +356,8 @@ def first_equal(keys: Ints) -> Ints:
     return found
 
 
-def _numbered(path: Path, only: Ints) -> Ints:
+def _numbered(band: Ints, only: Ints) -> Ints:
     """The band values of some texts, each with the number of its text in the low bits; sorted."""
-    band = np.fromfile(path, np.uint64)
     packed = band[only]
     packed <<= np.uint64(_bits(len(band)))
     packed |= only.view(np.uint32)
@@ -416,15 +387,15 @@ def _candidates(packed: Ints, texts: int, train_texts: int) -> Ints:
     return np.unique(np.concatenate([neighbours, across]), axis=0) if len(later) else neighbours
 
 
-def similarity(file: Any, survey: TextSurvey, pairs: Ints) -> Ints:
+def similarity(survey: TextSurvey, pairs: Ints) -> Ints:
     """How much two texts have in common, from 0 to 1; 0 for those that cannot be nearly equal."""
     result = np.zeros(len(pairs))
     sizes = survey.sizes[pairs]
     alike = np.flatnonzero(100 * sizes.min(axis=1) >= CLOSE * sizes.max(axis=1))
-    blocks = [read_texts(file, survey, pairs[alike, side]) for side in (0, 1)]
+    blocks = [read_texts(survey, pairs[alike, side]) for side in (0, 1)]
     letters = _letter_overlap(*map(_letter_counts, blocks))
     close = alike[100 * letters >= CLOSE]
-    close_blocks = [read_texts(file, survey, pairs[close, side]) for side in (0, 1)]
+    close_blocks = [read_texts(survey, pairs[close, side]) for side in (0, 1)]
     shared = _shingle_overlap([_shingles(block) for block in close_blocks], len(close))
     long = sizes[close].min(axis=1) >= LONG_PAIR
     if long.any():

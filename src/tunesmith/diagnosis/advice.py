@@ -1,4 +1,4 @@
-"""How a rule writes its finding: numbers in the evidence, values in the advice."""
+"""What is said about a verdict: one sentence of evidence with numbers, and up to three next actions with values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_finding(
     severity: Severity = "warning",
     **numbers: Any,
 ) -> Finding:
-    """A finding with one to three next actions and the best step among its numbers."""
+    """Return a finding with one to three next actions and the best step among its numbers."""
     best = reading.curves.best()
     if best is not None:
         numbers |= {"best_metric": best[0], "best_step": best[1], "best_value": best[2]}
@@ -45,7 +45,7 @@ def make_finding(
 
 
 def rate_flag(rate: float) -> str:
-    """`--learning_rate` with a value a person would type: one or two digits."""
+    """Return `--learning_rate` with one or two digits."""
     exponent = math.floor(math.log10(rate))
     mantissa = round(rate / 10**exponent, 1)
     if mantissa >= 10:
@@ -53,13 +53,16 @@ def rate_flag(rate: float) -> str:
     return f"--learning_rate {mantissa:g}e{exponent}"
 
 
-def epochs_flag(epochs: float) -> str:
-    """`--num_train_epochs` with a value a person would type."""
+def epochs_flag(reading: Reading, epochs: float) -> str:
+    """Return `--num_train_epochs`, or `--max_steps` if the run sets that: it takes precedence."""
+    if int(reading.option("max_steps", -1)) > 0:
+        per_epoch = reading.curves.steps_per_epoch or 1
+        return f"--max_steps {max(1, round(epochs * per_epoch))}"
     return f"--num_train_epochs {max(1.0, epochs):.3g}"
 
 
 def planned_epochs(reading: Reading) -> float:
-    """The epochs the run was asked for."""
+    """Return the planned number of epochs."""
     per_epoch = reading.curves.steps_per_epoch
     if per_epoch > 0 and reading.curves.num_steps:
         return reading.curves.num_steps / per_epoch
@@ -67,28 +70,25 @@ def planned_epochs(reading: Reading) -> float:
 
 
 def longer_flag(reading: Reading, rate: float | None = None) -> str:
-    """More epochs: twice as many, or as many as an encoder needs to learn at this rate, where a run had only begun.
-
-    With another `rate` than the run had, the epochs that are enough at that one.
-    """
+    """Return a longer duration: twice as long, or as long as an encoder needs at this learning rate (or at `rate`)."""
     done = (rate or reading.rate) * max(1, int(reading.step[-1])) / 2
     times = max(1 if rate else 2, math.ceil(ENOUGH_WORK / done))
-    return epochs_flag(min(times, MOST_TIMES) * planned_epochs(reading))
+    return epochs_flag(reading, min(times, MOST_TIMES) * planned_epochs(reading))
 
 
 def usual_flags(reading: Reading, rate: float) -> str:
-    """This rate, a batch of 8 where it is smaller, and epochs enough at both."""
+    """Return this learning rate, a batch size of at least 8, and enough epochs for both."""
     batch = reading.effective_batch
     wider = max(1, math.ceil(USUAL_BATCH / 2 / batch))
     size = wider * int(reading.option("per_device_train_batch_size", 8))
     flags = [rate_flag(rate)] + [f"--per_device_train_batch_size {size}"] * (wider > 1)
     done = rate * max(1, int(reading.step[-1])) / wider / 2
     times = min(math.ceil(ENOUGH_WORK / done), MOST_TIMES)
-    return " ".join(flags + [epochs_flag(times * planned_epochs(reading))] * (times > 1))
+    return " ".join(flags + [epochs_flag(reading, times * planned_epochs(reading))] * (times > 1))
 
 
 def early_stop_step(reading: Reading, *, patience: int = 2) -> int | None:
-    """Where early stopping on validation loss would have ended the run; None when it would have run to its end."""
+    """Return the step at which early stopping on validation loss would have ended the run, or None."""
     best, waited = math.inf, 0
     for step, loss in zip(reading.step[:-1], reading.val_loss[:-1], strict=True):
         best, waited = (float(loss), 0) if loss < best else (best, waited + 1)
@@ -103,27 +103,27 @@ def _file(reading: Reading, name: str) -> str | None:
 
 
 def audit_command(reading: Reading) -> str:
-    """The audit of the files of this run."""
+    """Return the command that audits the files of this run."""
     train, other = _file(reading, "train_file"), _file(reading, "validation_file")
     if train is None:
-        return "tunesmith audit FILE: lists labels that look wrong, and what differs between the splits"
+        return "tunesmith audit FILE: lists suspected label errors and differences between the splits"
     files = train if other is None else f"{train} {other}"
-    return f"tunesmith audit {files} --review_file review.csv: lists labels that look wrong, and what differs between the splits"
+    return f"tunesmith audit {files} --review_file review.csv: lists suspected label errors and differences between the splits"
 
 
 def inspect_command(reading: Reading) -> str:
-    """Advice to look at some rows."""
+    """Return advice to look at some examples."""
     file = _file(reading, "train_file")
     rows = "the training data" if file is None else file
-    return f"read some rows of {rows} with their labels; check --text_column_names and --label_column_name"
+    return f"read some examples of {rows} with their labels; check --text_column_names and --label_column_name"
 
 
 def own_split_flags(reading: Reading) -> str:
-    """Validation rows from the training file, where they have a file of their own: what differs between the two is gone."""
+    """Return flags that take the validation examples from the training file, so that the two cannot differ."""
     if _file(reading, "validation_file") is None:
-        return "check that all rows come from one source and use the same label ids (--label_names)"
+        return "check that all examples come from one source and use the same label ids (--label_names)"
     return (
-        "--validation_file '' --validation_split_fraction 0.1: if the score is good on these rows, the two files differ"
+        "--validation_file '' --validation_split_fraction 0.1: if the score is good on this split, the two files differ"
     )
 
 
@@ -131,36 +131,36 @@ _FLAG = re.compile(r"--(\w+) (\S+)")
 
 
 def advised_options(advice: str) -> dict[str, str | None]:
-    """Option -> value (None: leave it out) of one advice, so that it can be followed by a program; {} when it is for people."""
-    if advice.startswith("leave out --"):
-        return {advice.removeprefix("leave out --").split(":")[0].strip(): None}
+    """Return the options of one advice with their values (None: remove the option); {} if it names none."""
+    if advice.startswith("remove --"):
+        return {advice.removeprefix("remove --").split(":")[0].strip(): None}
     flags = advice.split(": ")[0].split(" (")[0]
     found = {name: value.strip("'") for name, value in _FLAG.findall(flags)}
     return found if advice.startswith("--") else {}
 
 
 def explain_verdict(code: str, reading: Reading, f: Features) -> tuple[str, list[str]]:
-    """(evidence, advice) of a verdict."""
+    """Return (evidence, advice) of a verdict."""
     return _WORDS[code](reading, f)
 
 
 def against_constant(reading: Reading) -> str:
-    """The last score beside that of the best constant, with the error of the difference, and beside other floors."""
+    """Compare the last score with the constant baseline, with the error of the difference, and list other baselines."""
     others = ", ".join(f"{name} {value:.3f}" for name, value in reading.floors)
-    return _beside_constant(reading) + (f"; floors: {others}" if others else "")
+    return _last_score(reading) + (f"; baselines: {others}" if others else "")
 
 
-def _beside_constant(reading: Reading) -> str:
+def _last_score(reading: Reading) -> str:
     if reading.rows is not None:
         gain = reading.rows.score_gain()
         name = {"regression": "Pearson's r", "multilabel": "micro F1"}.get(reading.rows.task.value, "accuracy")
         last, best = float(reading.rows.scores[-1]), reading.rows.constant_score
-        return f"{name} {last:.3f}, best constant {best:.3f} (difference {gain.size:+.3f}, standard error {gain.error:.3f})"
+        return f"{name} {last:.3f}, constant baseline {best:.3f} (difference {gain.size:+.3f}, standard error {gain.error:.3f})"
     score = reading.val_score[-1]
     if not reading.metric or not math.isfinite(score):
         return f"chance loss {reading.chance_loss:.2f}"
     chance = reading.chance_score
-    beside = "" if chance is None else f" (best constant: {chance[0]:.3f}, error {chance[1]:.3f})"
+    beside = "" if chance is None else f" (constant baseline: {chance[0]:.3f}, error {chance[1]:.3f})"
     return f"{reading.metric} {abs(score):.3f}{beside}"
 
 
@@ -176,8 +176,10 @@ def _healthy(reading: Reading, f: Features) -> tuple[str, list[str]]:
     evidence = f"{reached} (chance: {chance:.2f}); {against_constant(reading)}"
     advice = []
     if f.late_fall > 0.4 and f.late_z > 2.5 and f.last > 0.3:
-        evidence += f"; {f.late_fall:.0%} of the gain came in the second half of the training, so more may follow"
-        advice.append(f"{epochs_flag(2 * planned_epochs(reading))}: the loss was still falling")
+        evidence += (
+            f"; {f.late_fall:.0%} of the gain came in the second half of the training, so it may improve further"
+        )
+        advice.append(f"{epochs_flag(reading, 2 * planned_epochs(reading))}: the loss was still falling")
     if reading.kept is None and at < len(reading) - 1:
         advice.append("--load_best_model_at_end true: the last weights are not the best ones")
     advice.append(f"--seed {int(reading.option('seed', 42)) + 1}: a second seed shows how much of the score is luck")
@@ -185,7 +187,7 @@ def _healthy(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 
 def _diverged(reading: Reading, f: Features) -> tuple[str, list[str]]:
-    same = "; every row gets the same prediction" if f.spread < 0.01 else ""
+    same = "; every example gets the same prediction" if f.spread < 0.01 else ""
     evidence = (
         f"train loss is {reading.train_loss[-1]:.2f} after {reading.step[-1]} steps at a learning rate of {reading.rate:g}; "
         f"chance is {reading.chance_loss:.2f}; {against_constant(reading)}{same}"
@@ -194,7 +196,7 @@ def _diverged(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 
 def diverged_advice(reading: Reading) -> list[str]:
-    """A far lower rate, then what steadies the first steps."""
+    """Return a much lower learning rate, then options that stabilize the first steps."""
     lower = min(reading.rate / 10, USUAL_RATE) if reading.rate_is("high") else reading.rate / 5
     advice = [usual_flags(reading, lower) if len(reading) else rate_flag(lower)]
     if reading.option("fp16", False):
@@ -246,13 +248,13 @@ def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 
 def overfitting_advice(reading: Reading, at: int) -> list[str]:
-    """The weights of the best evaluation where the last ones were kept; then more rows, and fewer epochs to save time.
+    """Return advice: keep the best weights, label more examples, save the later epochs.
 
-    Of a run that keeps its best weights neither early stopping, fewer epochs nor weight decay raised the score.
+    If the best weights are kept, neither early stopping, fewer epochs nor weight decay raised the score.
     """
     rows, epochs = reading.curves.train_rows, math.ceil(float(reading.epoch[max(at, reading.kept or 0)]))
-    more = f"label more rows: there are {rows:,} to train on" if rows else "label more rows"
-    shorter = [f"{epochs_flag(epochs)}: saves the later epochs"] if epochs < planned_epochs(reading) else []
+    more = f"label more examples: there are {rows:,} training examples" if rows else "label more examples"
+    shorter = [f"{epochs_flag(reading, epochs)}: saves the later epochs"] if epochs < planned_epochs(reading) else []
     if reading.kept is None:
         return ["--early_stopping_patience 2 --load_best_model_at_end true", more, *shorter]
     return [more, *shorter, *_lowest_loss(reading)]
@@ -262,17 +264,17 @@ def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
     at, loss = reading.best, reading.val_loss
     surer = "" if math.isnan(f.calibration) else f"; its mean confidence exceeds its accuracy by {f.calibration:.3f}"
     evidence = (
-        f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score held "
+        f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score stayed the same "
         f"({against_constant(reading)}){surer}"
     )
     return evidence, [*_lowest_loss(reading), "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)[:1]]
 
 
 def _lowest_loss(reading: Reading) -> list[str]:
-    """The options that keep the weights with the lowest loss, as far as the run does not have them."""
+    """Return the missing options that keep the weights with the lowest loss."""
     flags = ["--load_best_model_at_end true"] if reading.kept is None else []
     flags += ["--metric_for_best_model loss"] if reading.curves.tracked_metric != "loss" else []
-    return [f"{' '.join(flags)}: the score stays about the same; the probabilities get better"] if flags else []
+    return [f"{' '.join(flags)}: the score stays about the same and the probabilities improve"] if flags else []
 
 
 def _underfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -281,7 +283,7 @@ def _underfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
     advice = []
     if reading.frozen:
         low = f"--freeze '' {rate_flag(USUAL_RATE)} {longer_flag(reading, USUAL_RATE)}" if reading.rate < 2e-5 else ""
-        advice.append(f"{low or 'leave out --freeze'}: the whole encoder learns then")
+        advice.append(f"{low or 'remove --freeze'}: this trains the whole encoder")
         if reading.rate < USUAL_HEAD_RATE:
             advice.append(f"or, with the encoder frozen, {rate_flag(USUAL_HEAD_RATE)}")
     elif reading.rate < 2e-5:
@@ -292,16 +294,16 @@ def _underfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 
 def underfitting_cause(reading: Reading, f: Features) -> str:
-    """The setting that explains it."""
+    """Return the setting that explains it."""
     if reading.frozen:
         return "the encoder is frozen"
     if reading.rate_is("low"):
-        return f"a learning rate of {reading.rate:g} hardly moves the weights"
+        return f"a learning rate of {reading.rate:g} hardly changes the weights"
     if float(reading.option("weight_decay", 0.0)) >= 1.0:
         return f"weight_decay {reading.config['weight_decay']:g} pulls the weights back"
     if f.work < LITTLE_WORK:
         return f"{reading.step[-1]} steps are few at a learning rate of {reading.rate:g}"
-    return "the settings are usual: the model may be too small for the task"
+    return "the settings are typical, so the model may be too small for the task"
 
 
 def _resume(reading: Reading) -> list[str]:
@@ -327,7 +329,7 @@ def _stopped(reading: Reading, f: Features) -> tuple[str, list[str]]:
 def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
     evidence = (
         f"validation loss was never below {reading.val_loss.min():.2f} (chance: {reading.chance_loss:.2f}) in "
-        f"{reading.step[-1]} steps at a usual learning rate ({reading.rate:g}), and train loss is {reading.train_loss[-1]:.2f}; "
+        f"{reading.step[-1]} steps at a typical learning rate ({reading.rate:g}), and train loss is {reading.train_loss[-1]:.2f}; "
         f"{against_constant(reading)}: the texts do not predict the labels"
     )
     return evidence, [audit_command(reading), inspect_command(reading), own_split_flags(reading)]
@@ -336,11 +338,13 @@ def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
 def _label_noise(reading: Reading, f: Features) -> tuple[str, list[str]]:
     signs = []
     if f.sure < SURE_AND_WRONG:
-        signs.append(f"only {f.sure:.0%} of the quarter of validation rows with the highest confidence are right")
+        signs.append(f"only {f.sure:.0%} of the quarter of validation examples with the highest confidence are right")
     if f.train_above_z > TRAIN_ABOVE:
-        signs.append(f"training rows cost more than validation rows, by {f.train_above_z:.1f} standard errors")
+        signs.append(
+            f"the loss of training examples exceeds that of validation examples by {f.train_above_z:.1f} standard errors"
+        )
     if f.random > RANDOM_SHARE:
-        signs.append(f"about {f.random:.0%} of the labels have nothing to do with the prediction")
+        signs.append(f"about {f.random:.0%} of the labels are unrelated to the prediction")
     evidence = "; ".join([_losses(reading), against_constant(reading), *signs])
     return f"{evidence}: many labels look wrong", [
         audit_command(reading),
@@ -354,14 +358,14 @@ def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
         ""
         if math.isnan(f.fresh)
         else (
-            f"; in the first epoch the loss was {f.fresh * reading.chance_loss:.2f} on training rows not yet trained on, "
-            f"and {f.first * reading.chance_loss:.2f} on validation rows"
+            f"; in the first epoch the loss was {f.fresh * reading.chance_loss:.2f} on training examples not seen before, "
+            f"and {f.first * reading.chance_loss:.2f} on validation examples"
         )
     )
     if f.turned > 1:
-        fresh += "; rows of one label are predicted as another label more often than the rows of that label"
+        fresh += "; examples of one label are predicted as another label more often than the examples of that label"
     evidence = (
-        f"{_losses(reading)}; {against_constant(reading)}{fresh}: the labels of the two splits do not mean the same"
+        f"{_losses(reading)}; {against_constant(reading)}{fresh}: labels have different meanings in the two splits"
     )
     return evidence, [audit_command(reading), own_split_flags(reading), inspect_command(reading)]
 
@@ -371,14 +375,15 @@ def _ignored(reading: Reading, f: Features) -> tuple[str, list[str]]:
     classes = ignored_classes(reading.rows.validation[-1])
     verb, shares = "is" if len(classes) == 1 else "are", reading.rows.validation[-1].constant.values
     names = ", ".join(
-        f"{reading.label_name(k)} ({count} rows, {shares[k]:.1%} of the training rows)" for k, count in classes[:4]
+        f"{reading.label_name(k)} ({count} examples, {shares[k]:.1%} of the training examples)"
+        for k, count in classes[:4]
     )
     evidence = (
-        f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation rows {verb} never predicted: "
+        f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation examples {verb} never predicted: "
         f"{names}; {against_constant(reading)}"
     )
-    weights = "--class_weights balanced: raises the macro F1; the accuracy may fall"
-    return evidence, [longer_flag(reading), weights, "label more rows of these classes"]
+    weights = "--class_weights balanced: raises the macro F1, but may lower the accuracy"
+    return evidence, [longer_flag(reading), weights, "label more examples of these classes"]
 
 
 _WORDS: dict[str, Callable[[Reading, Features], tuple[str, list[str]]]] = {

@@ -1,6 +1,7 @@
-"""The probability of each verdict given the signs of a run: multinomial logistic regression.
+"""The verdict on a run: a fitted model weighs every cause, and the most likely one comes first.
 
-`verdicts.json` holds the model; bench/diagnose_fit.py writes it from the signs of runs whose cause is known.
+`verdicts.json` contains the model, a multinomial logistic regression over the features of a run. bench/diagnose_fit.py fits it to
+runs whose cause is known. Verdicts that are nearly as likely, and too few validation examples, are reported as well.
 """
 
 from __future__ import annotations
@@ -17,12 +18,8 @@ import numpy as np
 from tunesmith.diagnosis.advice import (
     against_constant,
     diverged_advice,
-    epochs_flag,
     explain_verdict,
-    longer_flag,
     make_finding,
-    own_split_flags,
-    rate_flag,
 )
 from tunesmith.diagnosis.features import (
     ABOVE_CONSTANT,
@@ -165,7 +162,7 @@ def judge_reading(reading: Reading) -> list[Finding]:
     lost = _lost(reading)
     if lost is not None:
         return [lost]
-    features = read_features(reading) if len(reading) else None
+    features = read_features(reading) if len(reading) and reading.chance_loss > 0 else None
     thin = _too_little(reading, features)
     if thin is not None:
         return [thin]
@@ -174,17 +171,13 @@ def judge_reading(reading: Reading) -> list[Finding]:
 
 
 def _verdict(reading: Reading, features: Features) -> list[Finding]:
-    """The most likely cause, with those that are nearly as likely and the experiment that would tell."""
+    """Return the most likely cause, with those that are nearly as likely."""
     likely = weigh_verdicts(features)
     code, sure = next(iter(likely.items()))
     close = [(c, p) for c, p in list(likely.items())[1:3] if p >= CLOSE]
     if code == "healthy" and _has_overfitted(features):
         code, sure, close = "overfitting", 1 - ERROR_RATE, []
     evidence, advice = explain_verdict(code, reading, features)
-    if close:
-        telling = telling_experiment(code, close[0][0], reading)
-        same = telling.split(": ")[0]
-        advice = [*(line for k, line in enumerate(advice[:2]) if k == 0 or line.split(": ")[0] != same), telling]
     if reading.running and not _is_over(reading) and _falls_late(code, features):
         run = reading.curves
         left = f"let it continue: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
@@ -192,13 +185,13 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
     if _was_cut_short(reading) and features.late_fall > LATE_FALL and code in ("healthy", "underfitting"):
         code, (evidence, advice) = "stopped_too_early", explain_verdict("stopped_too_early", reading, features)
     if code == "healthy" and not reading.chance_known and reading.chance_score is None:
-        evidence = f"nothing is wrong with the curves, but what the best constant scores is not known: {evidence}"
+        evidence = f"the curves look good, but the score of the constant baseline is unknown: {evidence}"
         code, advice = (
             "not_enough_evidence",
-            ["train with tunesmith, which keeps the class shares and the rows", *advice],
+            ["train with tunesmith, which stores class frequencies and predictions", *advice],
         )
     if code not in CERTAIN and sure < SURE and (unsure := cannot_tell(reading, features)) is not None:
-        evidence, advice = f"{unsure[0]}. Most likely otherwise: {code.replace('_', ' ')}", unsure[1]
+        evidence, advice = f"{unsure[0]}. Otherwise most likely: {code.replace('_', ' ')}", unsure[1]
         code, close = "not_enough_evidence", []
     severity: Severity = SEVERITY.get(code, "warning")
     if code in ("overfitting", "calibration_drift") and not _harms(reading):
@@ -213,13 +206,13 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
 
 
 def _harms(reading: Reading) -> bool:
-    """Whether the weights that the run keeps have a far higher validation loss than its best ones."""
+    """Whether the kept weights have a much higher validation loss than the best ones."""
     kept = reading.kept
     return kept is None or bool(reading.val_loss[kept] > (1 + LARGE_RISE) * reading.val_loss.min())
 
 
 def _has_overfitted(f: Features) -> bool:
-    """Whether a run that keeps better weights went far beyond them: training rows are memorised, validation rows cost more."""
+    """Whether a run trained far beyond the weights that it keeps: low train loss, rising validation loss."""
     return (
         f.keeps and f.train < 0.5 * f.last and f.rise > FAR_RISE and f.rise_z > 1 and f.rise * f.lowest > LEAST_CHANGE
     )
@@ -234,13 +227,13 @@ def _is_over(reading: Reading) -> bool:
 
 
 def _was_cut_short(reading: Reading) -> bool:
-    """Whether the run ended before its plan, by a signal or an error."""
+    """Whether a signal or an error ended the run early."""
     ended = reading.curves.ended not in ("completed", "early_stopping")
     return bool(reading.curves.num_steps) and ended and not reading.running and not _is_over(reading)
 
 
 def _remarks(reading: Reading, features: Features, first: str) -> list[Finding]:
-    """What is true beside the verdict: a rise after the weights that a run keeps, and classes that are never predicted."""
+    """Return additional findings: a rise after the kept weights, and classes that are never predicted."""
     codes = []
     if first == "healthy" and features.rise_z > 1 and features.rise > NOTABLE_RISE and features.keeps:
         codes.append("overfitting" if features.rise > LARGE_RISE or features.score_fall_z > 1 else "calibration_drift")
@@ -251,7 +244,7 @@ def _remarks(reading: Reading, features: Features, first: str) -> list[Finding]:
 
 
 def _lost(reading: Reading) -> Finding | None:
-    """Diverged in the training loss itself. Needs no evaluation."""
+    """Return the finding of a diverged training loss, which needs no evaluation."""
     evidence, confidence = _not_finite(reading) or _blown_up(reading) or ("", 0.0)
     if not evidence:
         return None
@@ -269,13 +262,13 @@ def _not_finite(reading: Reading) -> tuple[str, float] | None:
         return None
     count = len(run.non_finite)
     more = f" ({count} such steps)" if count > 1 else ""
-    return f"loss or gradient was not finite at step {run.non_finite[0]}{more}", 0.99
+    return f"the loss or gradient was NaN or infinite at step {run.non_finite[0]}{more}", 0.99
 
 
 def _blown_up(reading: Reading) -> tuple[str, float] | None:
-    """The loss of single steps rose again beyond their scatter: means of a tenth of the steps are compared."""
+    """Whether the train loss rose again beyond its noise: means over a tenth of the steps are compared."""
     raw, chance = reading.curves.train_loss.finite(), reading.train_chance_loss
-    # Fewer steps are no curve: the last of 15 steps on 73 rows was one unlucky batch (granite on MRPC).
+    # With fewer steps, one unlucky batch would decide.
     if len(raw) < 20 or not math.isfinite(chance):
         return None
     width = max(10, len(raw) // 10)
@@ -288,17 +281,17 @@ def _blown_up(reading: Reading) -> tuple[str, float] | None:
         return None
     low, at = means[lowest], int(raw.step[min(len(raw) - 1, lowest * width + width // 2)])
     if end >= 1.3 * chance and end >= 1.5 * low:
-        return f"train loss rose from {low:.2f} (step {at}) to {end:.2f}; the best constant has {chance:.2f}", 0.95
+        return f"train loss rose from {low:.2f} (step {at}) to {end:.2f}; the constant baseline has {chance:.2f}", 0.95
     if low <= 0.8 * chance and end >= 0.93 * chance:
         return (
-            f"train loss had reached {low:.2f} (step {at}) and rose back to {end:.2f}, the loss of the best constant",
+            f"train loss had reached {low:.2f} (step {at}) and rose back to {end:.2f}, the loss of the constant baseline",
             0.9,
         )
     return None
 
 
 def _too_little(reading: Reading, features: Features | None) -> Finding | None:
-    """A finding when there are too few evaluations, too few rows in them, or no constant to compare with."""
+    """Return a finding if there are too few evaluations or examples, or no baseline to compare with."""
     run, count = reading.curves, len(reading)
     needed = MIN_EVALUATIONS if reading.rows is None else 1
     evidence = ""
@@ -306,16 +299,19 @@ def _too_little(reading: Reading, features: Features | None) -> Finding | None:
         evidence = f"{count} evaluation{'s' * (count != 1)} with a validation loss; a verdict needs {needed}"
         advice = [f"--eval_strategy steps --eval_steps {max(1, (run.num_steps or run.last_step) // 6)}"]
         if reading.running:  # what it will evaluate is not known yet
-            advice.insert(0, f"wait: {needed - count} more evaluation{'s' * (needed - count != 1)} make a verdict")
+            advice.insert(0, f"wait: a verdict needs {needed - count} more evaluation{'s' * (needed - count != 1)}")
         elif not count:
             advice.append("--validation_split_fraction 0.1 (or --validation_file): there are no validation curves")
     elif reading.rows_evaluated < MIN_ROWS:
         rows = reading.rows_evaluated
-        evidence = f"{rows} validation rows; one row more or less moves the score by {1 / max(1, rows):.0%}"
+        evidence = f"{rows} validation examples: one of them changes the score by {1 / max(1, rows):.0%}"
         advice = ["--validation_split_fraction 0.2"]
+    elif reading.chance_loss <= 0:
+        evidence = "a constant prediction is always right on the validation rows: there is nothing to learn"
+        advice = ["add rows with other labels"]
     elif reading.regression and reading.rows is None and not reading.chance_known:
-        evidence = f"validation loss is {reading.val_loss[-1]:.2f}; what the mean of the labels would cost is not known"
-        advice = ["--metric_name pearson,mse,r2: they show whether the model learned more than the mean"]
+        evidence = f"validation loss is {reading.val_loss[-1]:.2f}; the loss of the constant baseline is unknown"
+        advice = ["--metric_name pearson,mse,r2: they show whether the model is better than the mean"]
     if not evidence:
         return None
     return make_finding(reading, "not_enough_evidence", evidence, advice, confidence=0.9, severity="info")
@@ -333,27 +329,9 @@ def cannot_tell(reading: Reading, f: Features) -> tuple[str, list[str]] | None:
         return None
     needed = math.ceil(rows * (2.5 * error / max(gain.size, learnt.size / 4, 0.02)) ** 2)
     evidence = (
-        f"{against_constant(reading)}: {rows} validation rows are too few to tell whether the model is better than it"
+        f"{against_constant(reading)}: {rows} validation examples are too few to tell whether the model is better"
     )
-    advice = [f"hold out or label more validation rows: about {max(needed, 2 * rows)}"]
+    advice = [f"hold out or label more validation examples: about {max(needed, 2 * rows)}"]
     if reading.option("validation_file", None) is None:
-        advice.insert(0, "--folds 5: each row is evaluated once, by a model that was not trained on it")
+        advice.insert(0, "--folds 5: each example is evaluated once, by a model that was not trained on it")
     return evidence, advice
-
-
-def telling_experiment(one: str, other: str, reading: Reading) -> str:
-    """The one cheap run that would tell two verdicts apart."""
-    pair = {one, other}
-    if "healthy" in pair and pair & {"stopped_too_early", "underfitting"}:
-        return f"{longer_flag(reading)}: if the score rises, the run had stopped too early"
-    longer, seed = longer_flag(reading), int(reading.option("seed", 42)) + 1
-    if pair <= {"underfitting", "stopped_too_early", "no_signal", "label_noise", "class_ignored"}:
-        return f"{longer}: if train loss falls and validation loss does not, the labels are the cause"
-    if "split_mismatch" in pair:
-        return own_split_flags(reading)
-    if pair & {"diverged", "erratic"}:
-        return f"{rate_flag(reading.rate / 10)}: if the curve is smooth then, the learning rate was the cause"
-    if "overfitting" in pair or "calibration_drift" in pair:
-        best = max(1.0, float(np.ceil(reading.epoch[reading.best])))
-        return f"{epochs_flag(best)}: if the score is as good, the later epochs only memorised the training rows"
-    return f"--seed {seed}: see whether the verdict stays the same"

@@ -28,7 +28,7 @@ from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import Evaluated, NonFinite, Note, RunEnded
 from tunesmith.files import BadFile, is_plain, open_plain, parse_json
 from tunesmith.findings import Finding
-from tunesmith.report.diagnosis import diagnose_run, diagnose_with, read_run_config, tone_and_title
+from tunesmith.report.build import diagnose_run, diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.plots import PanelLine, main_panels, more_panels
 from tunesmith.report.predictions import scores_in_file
 from tunesmith.runs.curves import Curves, Series, build_curves

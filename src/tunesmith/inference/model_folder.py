@@ -110,8 +110,10 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
     return describe
 
 
-def export_model(target: Path, weights: dict[str, Any], describe: Callable[[Path], None], card: str) -> None:
-    """Publish the model folder in one rename."""
+def export_model(
+    target: Path, weights: dict[str, Any], describe: Callable[[Path], None], card: str, meta: dict[str, Any]
+) -> None:
+    """Write the model folder and publish it with one rename. `meta` is stored in its manifest."""
     from tunesmith.training.checkpoint import WEIGHTS, write_files
 
     def fill(folder: Path) -> None:
@@ -120,7 +122,7 @@ def export_model(target: Path, weights: dict[str, Any], describe: Callable[[Path
         write_new(folder / "README.md", card.encode())
 
     size = sum(t.numel() * t.element_size() for t in weights.values())
-    write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)
+    write_sealed(target, fill, {"kind": "model", **meta}, bytes_needed=size)
 
 
 EXPORT_FILE = "export.json"

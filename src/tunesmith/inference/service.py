@@ -10,6 +10,8 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from starlette.requests import Request
@@ -191,7 +193,7 @@ class PredictionService:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(OPENAPI)
+        return JSONResponse(api_description())
 
     async def _docs(self, request: Request) -> Response:
         return HTMLResponse(_docs_page())
@@ -274,112 +276,22 @@ def _to_json(one: Prediction, wanted: PredictRequest) -> dict[str, Any]:
     return {"label": one.label, "scores": [list(pair) for pair in best]}
 
 
-# The description of the API
-
-
-def _json_content(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
-
-
-def _errors(reasons: dict[str, str]) -> dict[str, Any]:
-    schema = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
-    return {status: {"description": text, "content": _json_content(schema)} for status, text in reasons.items()}
-
-
-def _get(summary: str, *codes: str) -> dict[str, Any]:
-    errors = {"401": "The key is missing or wrong.", "503": "Not ready, or the model folder is damaged."}
-    responses = {"200": {"description": summary}, **_errors({code: errors[code] for code in codes})}
-    return {"get": {"summary": summary, "responses": responses}}
-
-
-_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT_CHARS}
-_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_TEXTS}
-_OPTIONS = {
-    "top_k": {"type": ["integer", "null"], "minimum": 1, "description": "Maximum number of labels per text."},
-    "raw_scores": {"type": "boolean", "description": "Return logits instead of probabilities."},
-}
-_SCORE = {"type": "array", "items": {"type": ["string", "number"]}, "minItems": 2, "maxItems": 2}
-_RESULT = {
-    "type": "object",
-    "required": ["label", "scores"],
-    "properties": {
-        "label": {"description": "A name; for multilabel models a list of names; for regression a number."},
-        "scores": {"type": "array", "items": {**_SCORE, "description": "Label and score, the best first."}},
-    },
-}
-OPENAPI: dict[str, Any] = {
-    "openapi": "3.1.0",
-    "info": {"title": "tunesmith serve", "version": __version__},
-    "paths": {
-        "/predict": {
-            "post": {
-                "summary": "Classify texts, or text pairs for a model of pairs.",
-                "requestBody": {
-                    "required": True,
-                    "content": _json_content(
-                        {
-                            "oneOf": [
-                                {
-                                    "type": "object",
-                                    "required": ["texts"],
-                                    "properties": {"texts": _TEXTS, "pairs": _TEXTS, **_OPTIONS},
-                                    "additionalProperties": False,
-                                },
-                                {
-                                    "type": "object",
-                                    "required": ["text"],
-                                    "properties": {"text": _TEXT, "text_pair": _TEXT, **_OPTIONS},
-                                    "additionalProperties": False,
-                                },
-                            ]
-                        }
-                    ),
-                },
-                "responses": {
-                    "200": {
-                        "description": "One result per text, in order.",
-                        "content": _json_content(
-                            {
-                                "type": "object",
-                                "required": ["results"],
-                                "properties": {"results": {"type": "array", "items": _RESULT, "minItems": 1}},
-                            }
-                        ),
-                    },
-                    **_errors(
-                        {
-                            "400": "The request is incomplete.",
-                            "401": "The key is missing or wrong.",
-                            "408": "The body did not arrive in time.",
-                            "409": "The model folder cannot be used.",
-                            "413": "The body or a text is too large.",
-                            "415": "The content type is not application/json.",
-                            "422": "The body is not valid.",
-                            "429": "Too many requests are waiting: see Retry-After.",
-                            "503": "No answer in time: see Retry-After.",
-                        }
-                    ),
-                },
-            }
-        },
-        "/health": _get("The process and its model folder are intact.", "401", "503"),
-        "/ready": _get("The model is loaded.", "401", "503"),
-        "/info": _get("Model, task, labels and limits.", "401"),
-        "/metrics": _get("Metrics for Prometheus.", "401"),
-    },
-    "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-    "security": [{"key": []}],
-}
+@cache
+def api_description() -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    found: dict[str, Any] = json.loads((files("tunesmith.inference") / "assets" / "openapi.json").read_bytes())
+    found["info"]["version"] = __version__
+    return found
 
 
 def _docs_page() -> str:
     """Return the API description as an HTML page without scripts."""
     rows = "".join(
-        f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{html.escape(about['summary'])}</p>"
-        for path, methods in OPENAPI["paths"].items()
+        f"<h2><code>{method.upper()} {path}</code></h2><p>{html.escape(about['summary'])}</p>"
+        for path, methods in api_description()["paths"].items()
         for method, about in methods.items()
     )
-    text = html.escape(json.dumps(OPENAPI, indent=1, ensure_ascii=False))
+    text = html.escape(json.dumps(api_description(), indent=1))
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>tunesmith serve</title><h1>tunesmith serve</h1>'
         f"{rows}<h2>openapi.json</h2><pre>{text}</pre></html>"

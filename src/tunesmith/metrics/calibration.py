@@ -13,9 +13,8 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task, choose_labels
-from tunesmith.metrics.intervals import wilson_limits
-from tunesmith.metrics.rows import IGNORED_LABELS, Array, softmax, to_numpy
-from tunesmith.metrics.table import make_suite
+from tunesmith.metrics.intervals import Array, wilson_limits
+from tunesmith.metrics.table import IGNORED_LABELS, make_suite, softmax, to_numpy
 
 
 @dataclass(frozen=True, slots=True)

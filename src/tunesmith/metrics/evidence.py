@@ -18,8 +18,8 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.rows import Array, softmax
-from tunesmith.metrics.table import Suite
+from tunesmith.metrics.intervals import Array
+from tunesmith.metrics.table import Suite, softmax
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tunesmith.metrics.rows import Array, mean_ranks
-
+Array = npt.NDArray[Any]
 Limits = tuple[float, float]
+
+
+def mean_ranks(values: Array) -> Array:
+    """The rank of each value, from 1; equal values have the mean of theirs. scipy's takes a second to import."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Array = (counts.cumsum() - (counts - 1) / 2)[group]
+    return ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.intervals import normal_quantile
-from tunesmith.metrics.rows import Array, Rows, Scale, make_rows
-from tunesmith.metrics.table import Metric, metric_of
+from tunesmith.metrics.intervals import Array, normal_quantile
+from tunesmith.metrics.table import Metric, Rows, Scale, make_rows, metric_of
 
 ROW_DRAWS = 10_000_000
 """Row draws spent on metrics that are not counts: 2,000 resamples up to 5,000 rows, never under 100."""

@@ -1,7 +1,14 @@
-"""THE table of metrics: name, tasks, value, 95% interval, direction. A metric is added here and nowhere else.
+"""All metrics in one table, each with its interval, and `Suite`, which computes those of a task like `evaluate` does.
 
-A `value` is NaN where the rows do not define it (`measure` gives None). The formulas of counts take many confusion matrices
-at once, as the resampling in `paired` needs them; tests compare every value with scikit-learn.
+Keys follow `evaluate` and its glue metric: accuracy, f1, matthews_correlation, pearson, spearmanr. `f1`, `precision` and
+`recall` are those of label 1 and exist for binary tasks only; over classes the names are f1_macro, f1_micro, f1_weighted,
+precision_macro, recall_macro. Aliases such as macro_f1, mcc, roc_auc and spearman are accepted.
+
+Predictions are ids (n,), or scores (n, classes) of which the largest wins; auroc, average_precision and log_loss need scores.
+Examples labeled -1, -100 or NaN are ignored. A metric that is not defined (one class only, no example, a NaN score) is None.
+
+Metrics of counts use confusion matrices (..., k, k) with the true class in rows. Metrics of 0/1 vectors return the influence of
+every example, because the labels of one example are not independent.
 """
 
 from __future__ import annotations
@@ -10,16 +17,409 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from tunesmith.errors import ConfigError, nearest
-from tunesmith.labels import Task
+from tunesmith.errors import ConfigError, DataError, nearest
+from tunesmith.labels import UNLABELLED, Task, choose_labels
 from tunesmith.metrics import intervals as limits
-from tunesmith.metrics import values
-from tunesmith.metrics.intervals import Limits, Score
-from tunesmith.metrics.rows import Array, Rows, Scale, make_rows, to_numpy
+from tunesmith.metrics.intervals import Array, Limits, Score, mean_ranks
+
+Scale = Literal["logits", "probabilities"]
+
+IGNORED_LABELS = (UNLABELLED, -100)
+"""-1 as in GLUE test splits, -100 as in torch's cross entropy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Labelled rows only. `decisions` are ids, 0/1 vectors or predicted values; `probabilities` is None without scores.
+
+    `sound` is False when a score is NaN: no metric is then a fact.
+    """
+
+    references: Array
+    decisions: Array
+    probabilities: Array | None
+    sound: bool = True
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+
+def to_numpy(values: Any) -> Array:
+    """An array of numbers from a list, an array or a tensor of any device (duck-typed: torch is not imported)."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if "bfloat16" in str(getattr(values, "dtype", "")):
+            values = values.float()
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "biuf":
+        raise DataError(f"metrics need numbers, got {array.dtype} ({array.ravel()[0]!r}, ...)", fix="Pass label ids.")
+    return array.astype(np.float64) if array.dtype.kind == "f" or not array.size else array
+
+
+def make_rows(
+    predictions: Any,
+    references: Any,
+    *,
+    task: Task,
+    scores: Scale = "logits",
+    thresholds: Sequence[float] | None = None,
+    decisions: Any = None,
+) -> Rows:
+    """Rows with a label, in input order. Lengths, shapes and label ranges that do not fit are a DataError.
+
+    `decisions` are the labels that were given to the rows, all labelled, where not the largest score decided.
+    """
+    rows = _rows_of(predictions, references, task, scores, thresholds)
+    return rows if decisions is None or task is Task.REGRESSION else replace(rows, decisions=np.asarray(decisions))
+
+
+def _rows_of(predictions: Any, references: Any, task: Task, scores: Scale, thresholds: Sequence[float] | None) -> Rows:
+    predicted, expected = to_numpy(predictions), to_numpy(references)
+    if len(predicted.shape) == 0 or len(expected.shape) == 0 or len(predicted) != len(expected):
+        raise DataError(
+            f"predictions have shape {predicted.shape}, references {expected.shape}",
+            fix="Give one prediction a reference.",
+        )
+    if task is Task.REGRESSION:
+        return _value_rows(predicted, expected)
+    if task is Task.MULTILABEL:
+        return _multilabel_rows(predicted, expected, scores, thresholds)
+    rows = _class_rows(predicted, expected, scores, limit=2 if task is Task.BINARY else None)
+    if thresholds is None or rows.probabilities is None:
+        return rows
+    return replace(rows, decisions=choose_labels(rows.probabilities, task, thresholds))
+
+
+def softmax(logits: Array) -> Array:
+    """Probabilities along the last axis; safe for large logits."""
+    with np.errstate(invalid="ignore"):
+        shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    result: Array = shifted / shifted.sum(axis=-1, keepdims=True)
+    return result
+
+
+def sigmoid(logits: Array) -> Array:
+    """Probability of 1; safe for large logits."""
+    result: Array = 0.5 * (1.0 + np.tanh(0.5 * logits))
+    return result
+
+
+def _class_rows(predicted: Array, expected: Array, scores: Scale, *, limit: int | None) -> Rows:
+    expected = _ids(_flat(expected), "reference")
+    predicted = _flat(predicted)
+    keep = ~np.isin(expected, IGNORED_LABELS)
+    predicted, expected = predicted[keep], expected[keep]
+    sound = not np.isnan(predicted).any()
+    probabilities = None
+    if predicted.ndim == 2:
+        outputs = predicted.shape[1]
+        limit = limit if limit is not None and outputs == limit else outputs
+        decisions = predicted.argmax(axis=1) if len(predicted) else np.zeros(0, np.int64)
+        if sound and len(predicted):
+            probabilities = (
+                softmax(predicted.astype(np.float64)) if scores == "logits" else predicted.astype(np.float64)
+            )
+    elif not sound:
+        decisions = np.zeros(len(predicted), np.int64)
+    else:
+        decisions = _ids(predicted, "prediction")
+    for what, ids in (("reference", expected), ("prediction", decisions)):
+        if len(ids) and (ids.min() < 0 or (limit is not None and ids.max() >= limit)):
+            bad = int(ids.min()) if ids.min() < 0 else int(ids.max())
+            top = f"0 to {limit - 1}" if limit is not None else "0 or more"
+            raise DataError(f"{what} {bad} is not a label id ({top}; -1 = unlabelled)")
+    return Rows(expected, decisions, probabilities, sound)
+
+
+def _multilabel_rows(
+    predicted: Array, expected: Array, scores: Scale, thresholds: Sequence[float] | None = None
+) -> Rows:
+    if predicted.shape != expected.shape or expected.ndim != 2:
+        if expected.size == 0:
+            return Rows(np.zeros((0, 1), np.int64), np.zeros((0, 1), np.int64), None)
+        raise DataError(f"a multilabel task needs (rows, labels) twice, got {predicted.shape} and {expected.shape}")
+    keep = ~(np.isnan(expected).any(axis=1) | (expected < 0).any(axis=1))
+    predicted, expected = predicted[keep], expected[keep]
+    if not np.isin(expected, (0, 1)).all():
+        raise DataError("multilabel references must be 0 or 1")
+    expected = expected.astype(np.int64)
+    if predicted.dtype.kind in "biu":
+        return Rows(expected, (predicted > 0).astype(np.int64), None)
+    probabilities = sigmoid(predicted) if scores == "logits" else predicted
+    chosen = choose_labels(probabilities, Task.MULTILABEL, thresholds).astype(np.int64)
+    return Rows(expected, chosen, probabilities, not np.isnan(predicted).any())
+
+
+def _value_rows(predicted: Array, expected: Array) -> Rows:
+    predicted, expected = _flat(predicted).astype(np.float64), _flat(expected).astype(np.float64)
+    if predicted.ndim != 1 or expected.ndim != 1:
+        raise DataError(f"a regression task needs one value a row, got {predicted.shape} and {expected.shape}")
+    keep = ~np.isnan(expected)
+    predicted, expected = predicted[keep], expected[keep]
+    return Rows(expected, predicted, None, bool(np.isfinite(predicted).all() and np.isfinite(expected).all()))
+
+
+def _flat(array: Array) -> Array:
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _ids(array: Array, what: str) -> Array:
+    if array.ndim != 1:
+        raise DataError(f"{what}s must be one label id a row, got shape {array.shape}")
+    if array.dtype.kind == "f":
+        array = np.where(np.isnan(array), UNLABELLED, array)
+        if (array != np.round(array)).any():
+            raise DataError(f"{what}s must be label ids or (rows, classes) scores, got fractions in one column")
+    result: Array = array.astype(np.int64)
+    return result
+
+
+AP_WORK = 8_000_000
+"""Row draws spent on the standard error of average precision: 400 resamples up to 20,000 rows, never under 80."""
+
+
+def confusion_matrix(references: Array, decisions: Array, *, num_classes: int | None = None) -> Array:
+    """Counts (k, k): row = true class, column = predicted class."""
+    references, decisions = np.asarray(references, np.int64), np.asarray(decisions, np.int64)
+    if num_classes is None:
+        num_classes = int(max(references.max(initial=0), decisions.max(initial=0))) + 1
+    flat = np.bincount(references * num_classes + decisions, minlength=num_classes**2)
+    return flat.reshape(num_classes, num_classes)
+
+
+def counts_of(rows: Rows) -> Array:
+    """The confusion matrix of single-label rows, at least 2x2."""
+    width = 2 if rows.probabilities is None else rows.probabilities.shape[1]
+    highest = max(rows.references.max(initial=0), rows.decisions.max(initial=0))
+    return confusion_matrix(rows.references, rows.decisions, num_classes=max(width, int(highest) + 1))
+
+
+def seen_classes(counts: Array) -> Array:
+    """The part of one confusion matrix whose classes are true or predicted somewhere."""
+    seen = counts.sum(0) + counts.sum(1) > 0
+    result: Array = counts[np.ix_(seen, seen)]
+    return result
+
+
+def _ratio(top: Array, bottom: Array) -> Array:
+    top, bottom = np.broadcast_arrays(np.asarray(top, np.float64), np.asarray(bottom, np.float64))
+    result: Array = np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom > 0)
+    return result
+
+
+def _mean_defined(values: Array) -> Array:
+    defined = ~np.isnan(values)
+    return _ratio(np.where(defined, values, 0.0).sum(-1), defined.sum(-1))
+
+
+def _hits(counts: Array) -> Array:
+    result: Array = np.diagonal(counts, axis1=-2, axis2=-1)
+    return result
+
+
+def per_class_f1(counts: Array) -> Array:
+    """F1 of each class; NaN for a class neither present nor predicted."""
+    return _ratio(2 * _hits(counts), counts.sum(-1) + counts.sum(-2))
+
+
+def accuracy(counts: Array) -> Array:
+    """Share of rows on the diagonal."""
+    return _ratio(_hits(counts).sum(-1), counts.sum((-1, -2)))
+
+
+def f1(counts: Array) -> Array:
+    """F1 of label 1, as GLUE defines it; undefined when label 1 is neither present nor predicted."""
+    return per_class_f1(counts)[..., 1]
+
+
+def precision(counts: Array) -> Array:
+    """Share of rows predicted 1 that are 1; undefined when none is predicted."""
+    return _ratio(counts[..., 1, 1], counts[..., :, 1].sum(-1))
+
+
+def recall(counts: Array) -> Array:
+    """Share of rows that are 1 predicted 1; undefined when there are none."""
+    return _ratio(counts[..., 1, 1], counts[..., 1, :].sum(-1))
+
+
+def f1_macro(counts: Array) -> Array:
+    """Mean F1 of the classes present or predicted, as scikit-learn's average="macro"."""
+    return _mean_defined(per_class_f1(counts))
+
+
+def f1_weighted(counts: Array) -> Array:
+    """F1 of the classes, weighted by how many rows each truly has."""
+    scores = per_class_f1(counts)
+    return _ratio((np.nan_to_num(scores) * counts.sum(-1)).sum(-1), counts.sum((-1, -2)))
+
+
+def _macro(top: Array, own: Array, other: Array) -> Array:
+    # A class present on the other side only counts as 0, a class on neither side does not count (scikit-learn).
+    values = np.where((own == 0) & (other > 0), 0.0, _ratio(top, own))
+    return _mean_defined(values)
+
+
+def precision_macro(counts: Array) -> Array:
+    """Mean precision; a class never predicted counts as 0."""
+    return _macro(_hits(counts), counts.sum(-2), counts.sum(-1))
+
+
+def recall_macro(counts: Array) -> Array:
+    """Mean recall; a class predicted but never true counts as 0."""
+    return _macro(_hits(counts), counts.sum(-1), counts.sum(-2))
+
+
+def balanced_accuracy(counts: Array) -> Array:
+    """Mean recall of the classes truly present."""
+    return _mean_defined(_ratio(_hits(counts), counts.sum(-1)))
+
+
+def matthews_correlation(counts: Array) -> Array:
+    """MCC (Gorodkin's for more than two classes). One predicted class gives 0, one true class is undefined."""
+    counts = counts.astype(np.float64)
+    true, predicted, n = counts.sum(-1), counts.sum(-2), counts.sum((-1, -2))
+    covariance = _hits(counts).sum(-1) * n - (true * predicted).sum(-1)
+    true_spread, predicted_spread = n**2 - (true**2).sum(-1), n**2 - (predicted**2).sum(-1)
+    value = _ratio(covariance, np.sqrt(true_spread * predicted_spread))
+    return np.where((true_spread > 0) & (predicted_spread <= 0), 0.0, value)
+
+
+def auroc_parts(positive: Array, score: Array) -> tuple[float, Array]:
+    """Area under the ROC curve and each row's influence on it (DeLong); NaN when a side is empty. Ties count half."""
+    positive = np.asarray(positive, bool)
+    m, n = int(positive.sum()), int((~positive).sum())
+    if m == 0 or n == 0:
+        return float("nan"), np.zeros(len(positive))
+    ranks = mean_ranks(score)
+    own = np.empty(len(positive))
+    own[positive], own[~positive] = mean_ranks(score[positive]), mean_ranks(score[~positive])
+    placement = np.where(positive, (ranks - own) / n, 1.0 - (ranks - own) / m)
+    area = float(placement[positive].mean())
+    # m-1, n-1: the variance without bias, which shows at 50 positives.
+    scale = np.where(positive, m * max(m - 1, 1), n * max(n - 1, 1))
+    return area, (placement - area) / np.sqrt(scale)
+
+
+def log_odds(probabilities: Array) -> Array:
+    """Evidence for label 1 against label 0: keeps the order of rows whose probability rounds to 1.0."""
+    with np.errstate(divide="ignore"):
+        result: Array = np.log(probabilities[:, 1]) - np.log(probabilities[:, 0])
+    # Infinities tie at the ends; scikit-learn refuses them.
+    return np.nan_to_num(result)
+
+
+def auroc_one_vs_rest(references: Array, probabilities: Array) -> tuple[float, Array]:
+    """Mean area over the columns, with each row's influence. Two columns: label 1 only. NaN unless every class is there."""
+    if probabilities.shape[1] == 2:
+        return auroc_parts(references == 1, log_odds(probabilities))
+    parts = [auroc_parts(references == c, probabilities[:, c]) for c in range(probabilities.shape[1])]
+    return float(np.mean([area for area, _ in parts])), np.mean([influence for _, influence in parts], axis=0)
+
+
+def average_precision(positive: Array, score: Array) -> float:
+    """Area under the precision-recall steps, as scikit-learn; NaN without positives."""
+    if not np.asarray(positive, bool).any():
+        return float("nan")
+    from sklearn.metrics import average_precision_score
+
+    return float(average_precision_score(positive, score))
+
+
+def average_precision_variance(positive: Array, score: Array, seed: int) -> float:
+    """Variance over Poisson resamples: sorted once, then two running sums a resample."""
+    order = np.argsort(-score, kind="stable")
+    positive, score = positive[order], score[order]
+    last_of_tie = np.append(score[1:] != score[:-1], True)
+    draws = int(np.clip(AP_WORK // max(len(score), 1), 80, 400))
+    random = np.random.default_rng(seed)
+    values = []
+    for _ in range(draws):
+        weights = random.poisson(1.0, len(score))
+        hits = np.cumsum(weights * positive)[last_of_tie]
+        seen = np.cumsum(weights)[last_of_tie]
+        if hits[-1] > 0:
+            values.append(float(np.diff(hits, prepend=0) @ (hits / np.maximum(seen, 1)) / hits[-1]))
+    return float(np.var(values)) if len(values) > 1 else 0.0
+
+
+def row_log_loss(references: Array, probabilities: Array) -> Array:
+    """Minus the log probability of the true class, row by row; probabilities are held above 1e-15."""
+    own = np.take_along_axis(probabilities, references[:, None], axis=1)[:, 0]
+    result: Array = -np.log(np.clip(own / probabilities.sum(axis=1), 1e-15, 1.0))
+    return result
+
+
+def subset_accuracy(references: Array, decisions: Array) -> float:
+    """Share of rows with every label right."""
+    return float((references == decisions).all(axis=1).mean()) if len(references) else float("nan")
+
+
+def f1_micro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
+    """F1 over all row-label cells, and each row's influence; NaN when nothing is true and nothing predicted."""
+    hits = 2.0 * (references & decisions).sum(axis=1)
+    total = (references + decisions).sum(axis=1)
+    if total.sum() == 0:
+        return float("nan"), np.zeros(len(references))
+    value = float(hits.sum() / total.sum())
+    return value, (hits - value * total) / total.sum()
+
+
+def f1_macro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
+    """Mean F1 of the labels true or predicted at least once, and each row's influence.
+
+    scikit-learn counts a label that is neither as 0; a label without evidence is left out here.
+    """
+    hits = 2.0 * (references & decisions)
+    total = references + decisions
+    seen = total.sum(axis=0) > 0
+    if not seen.any():
+        return float("nan"), np.zeros(len(references))
+    hits, total = hits[:, seen], total[:, seen]
+    values = hits.sum(axis=0) / total.sum(axis=0)
+    return float(values.mean()), ((hits - values * total) / total.sum(axis=0)).mean(axis=1)
+
+
+def auroc_macro_parts(references: Array, probabilities: Array) -> tuple[float, Array]:
+    """Mean area over the labels and each row's influence; NaN unless every label is both on and off somewhere."""
+    parts = [auroc_parts(references[:, c] == 1, probabilities[:, c]) for c in range(references.shape[1])]
+    return float(np.mean([area for area, _ in parts])), np.mean([influence for _, influence in parts], axis=0)
+
+
+def pearson(references: Array, predictions: Array) -> float:
+    """Linear correlation; NaN under two rows or when one side is constant."""
+    if len(references) < 2 or np.ptp(references) == 0 or np.ptp(predictions) == 0:
+        return float("nan")
+    x, y = references - references.mean(), predictions - predictions.mean()
+    # Scaled first, so that very large or very small values do not over- or underflow when squared.
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()
+    return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
+
+
+def spearmanr(references: Array, predictions: Array) -> float:
+    """Rank correlation, ties at their mean rank; NaN where `pearson` would be."""
+    return pearson(mean_ranks(references), mean_ranks(predictions))
+
+
+def mse(references: Array, predictions: Array) -> float:
+    """Mean squared error."""
+    return float(np.mean((references - predictions) ** 2)) if len(references) else float("nan")
+
+
+def mae(references: Array, predictions: Array) -> float:
+    """Mean absolute error."""
+    return float(np.mean(np.abs(references - predictions))) if len(references) else float("nan")
+
+
+def r2(references: Array, predictions: Array) -> float:
+    """Share of the references' variance explained; NaN under two rows or without variance."""
+    if len(references) < 2 or np.ptp(references) == 0:
+        return float("nan")
+    return float(1.0 - np.mean((references - predictions) ** 2) / np.var(references))
+
 
 Interval = Callable[[Rows, float, float, int], Limits | None]
 """Rows, value, confidence and seed -> limits; None where the rows are too few or constant."""
@@ -72,10 +472,10 @@ def _count(
     """A metric of confusion matrices, of single-label tasks by default."""
 
     def of_rows(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
-        return interval(values.counts_of(rows), value, confidence)
+        return interval(counts_of(rows), value, confidence)
 
     def value(rows: Rows) -> float:
-        return float(formula(values.counts_of(rows)))
+        return float(formula(counts_of(rows)))
 
     tasks = more.pop("tasks", SINGLE)
     return Metric(name, tasks, help, value, of_rows, method, of_counts=formula, **more)
@@ -122,7 +522,7 @@ def _by_class(trials: Callable[[Array], Array], *, absent: bool) -> CountLimits:
     """The mean over classes of hits / trials; `absent`: a class without trials counts."""
 
     def interval(counts: Array, value: float, confidence: float) -> Limits:
-        seen = values.seen_classes(counts)
+        seen = seen_classes(counts)
         tried, hits = trials(seen), np.diagonal(seen)
         used = np.ones(len(tried), bool) if absent else tried > 0
         share = hits[used] / np.maximum(tried[used], 1)
@@ -132,9 +532,9 @@ def _by_class(trials: Callable[[Array], Array], *, absent: bool) -> CountLimits:
 
 
 def _f1_by_class(counts: Array, value: float, confidence: float) -> Limits:
-    seen = values.seen_classes(counts)
+    seen = seen_classes(counts)
     low, high = limits.f1_limits(seen, confidence)
-    return limits.combine_limits(values.per_class_f1(seen), low, high, limits.f1_correlation(seen))
+    return limits.combine_limits(per_class_f1(seen), low, high, limits.f1_correlation(seen))
 
 
 def _f1_of_class_1(counts: Array, value: float, confidence: float) -> Limits:
@@ -144,7 +544,7 @@ def _f1_of_class_1(counts: Array, value: float, confidence: float) -> Limits:
 
 def _designed(design: Callable[[Array], tuple[float, float]], floor: float) -> CountLimits:
     return lambda counts, value, confidence: limits.designed_limits(
-        design(values.seen_classes(counts)), value, counts.sum(), floor=floor, confidence=confidence
+        design(seen_classes(counts)), value, counts.sum(), floor=floor, confidence=confidence
     )
 
 
@@ -165,13 +565,13 @@ def _true(counts: Array) -> Array:
 def _auroc(rows: Rows) -> tuple[float, Array]:
     if rows.probabilities is None:
         return math.nan, np.zeros(len(rows))
-    return values.auroc_one_vs_rest(rows.references, rows.probabilities)
+    return auroc_one_vs_rest(rows.references, rows.probabilities)
 
 
 def _auroc_multilabel(rows: Rows) -> tuple[float, Array]:
     if rows.probabilities is None:
         return math.nan, np.zeros(len(rows))
-    return values.auroc_macro_parts(rows.references, rows.probabilities)
+    return auroc_macro_parts(rows.references, rows.probabilities)
 
 
 def _smallest_class(rows: Rows) -> float:
@@ -182,20 +582,20 @@ def _smallest_class(rows: Rows) -> float:
 def _average_precision(rows: Rows) -> float:
     if rows.probabilities is None:
         return math.nan
-    return values.average_precision(rows.references == 1, values.log_odds(rows.probabilities))
+    return average_precision(rows.references == 1, log_odds(rows.probabilities))
 
 
 def _average_precision_limits(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
     assert rows.probabilities is not None
     positive = rows.references == 1
-    variance = values.average_precision_variance(positive, values.log_odds(rows.probabilities), seed)
+    variance = average_precision_variance(positive, log_odds(rows.probabilities), seed)
     return limits.effective_limits(value, variance, rows=float(positive.sum()), confidence=confidence)
 
 
 def _row_losses(rows: Rows) -> Array:
     if rows.probabilities is None:
         return np.full(len(rows), np.nan)
-    return values.row_log_loss(rows.references, rows.probabilities)
+    return row_log_loss(rows.references, rows.probabilities)
 
 
 def _squares(x: Array, y: Array, value: float, confidence: float) -> Limits | None:
@@ -209,26 +609,26 @@ def _distances(x: Array, y: Array, value: float, confidence: float) -> Limits | 
 _COMBINED, _EFFECTIVE, _LOG = "wilson by class, combined", "wilson at effective n", "t on the log scale"
 
 METRICS: tuple[Metric, ...] = (
-    _count("accuracy", "Share of rows with the right label.", values.accuracy, _all_rows, "wilson",
+    _count("accuracy", "Share of rows with the right label.", accuracy, _all_rows, "wilson",
            aliases=("acc",), counts_right_rows=True),
-    _count("f1", "Harmonic mean of precision and recall of label 1, as in GLUE.", values.f1, _f1_of_class_1,
+    _count("f1", "Harmonic mean of precision and recall of label 1, as in GLUE.", f1, _f1_of_class_1,
            "wilson given TP+FP+FN", tasks=BINARY),
-    _count("precision", "Share of rows predicted 1 that are 1.", values.precision, _of_class_1(_predicted), "wilson",
+    _count("precision", "Share of rows predicted 1 that are 1.", precision, _of_class_1(_predicted), "wilson",
            tasks=BINARY),
-    _count("recall", "Share of rows that are 1 and predicted 1.", values.recall, _of_class_1(_true), "wilson",
+    _count("recall", "Share of rows that are 1 and predicted 1.", recall, _of_class_1(_true), "wilson",
            tasks=BINARY),
-    _count("f1_macro", "Mean F1 of the classes.", values.f1_macro, _f1_by_class, _COMBINED, aliases=("macro_f1",)),
+    _count("f1_macro", "Mean F1 of the classes.", f1_macro, _f1_by_class, _COMBINED, aliases=("macro_f1",)),
     # Every row has one label, so micro F1 is accuracy.
-    _count("f1_micro", "F1 over all rows: accuracy.", values.accuracy, _all_rows, "wilson", aliases=("micro_f1",),
+    _count("f1_micro", "F1 over all rows: accuracy.", accuracy, _all_rows, "wilson", aliases=("micro_f1",),
            counts_right_rows=True),
-    _count("f1_weighted", "F1 of the classes, weighted by their rows.", values.f1_weighted,
+    _count("f1_weighted", "F1 of the classes, weighted by their rows.", f1_weighted,
            _designed(limits.weighted_f1_design, 0.0), _EFFECTIVE, aliases=("weighted_f1",)),
-    _count("precision_macro", "Mean precision of the classes.", values.precision_macro,
+    _count("precision_macro", "Mean precision of the classes.", precision_macro,
            _by_class(_predicted, absent=True), _COMBINED),
-    _count("recall_macro", "Mean recall of the classes.", values.recall_macro, _by_class(_true, absent=True), _COMBINED),
-    _count("balanced_accuracy", "Mean recall of the classes that are present.", values.balanced_accuracy,
+    _count("recall_macro", "Mean recall of the classes.", recall_macro, _by_class(_true, absent=True), _COMBINED),
+    _count("balanced_accuracy", "Mean recall of the classes that are present.", balanced_accuracy,
            _by_class(_true, absent=False), _COMBINED),
-    _count("matthews_correlation", "Correlation of true and predicted classes (MCC).", values.matthews_correlation,
+    _count("matthews_correlation", "Correlation of true and predicted classes (MCC).", matthews_correlation,
            _designed(limits.matthews_design, -1.0), _EFFECTIVE, aliases=("mcc", "matthews")),
     _influence("auroc", SINGLE, "Area under the ROC curve; one class against the rest, mean over classes.", _auroc,
                f"DeLong, {_EFFECTIVE}", _smallest_class, aliases=("roc_auc", "auc")),
@@ -239,21 +639,21 @@ METRICS: tuple[Metric, ...] = (
            lambda rows, value, confidence, seed: limits.log_mean_limits(_row_losses(rows), confidence), _LOG,
            greater_is_better=False),
     _influence("f1_macro", MULTILABEL, "Mean F1 of the labels.",
-               lambda rows: values.f1_macro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
+               lambda rows: f1_macro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
     _influence("f1_micro", MULTILABEL, "F1 over all cells of rows and labels.",
-               lambda rows: values.f1_micro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
+               lambda rows: f1_micro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
     _influence("auroc", MULTILABEL, "Area under the ROC curve, mean over labels.", _auroc_multilabel, _EFFECTIVE, len),
     Metric("subset_accuracy", MULTILABEL, "Share of rows with every label right.",
-           lambda rows: values.subset_accuracy(rows.references, rows.decisions),
+           lambda rows: subset_accuracy(rows.references, rows.decisions),
            lambda rows, value, confidence, seed: limits.wilson_pair(value, len(rows), confidence), "wilson",
            counts_right_rows=True),
-    _number("pearson", "Linear correlation.", values.pearson, limits.pearson_limits, "robust Fisher z",
+    _number("pearson", "Linear correlation.", pearson, limits.pearson_limits, "robust Fisher z",
             aliases=("pearsonr",)),
-    _number("spearmanr", "Rank correlation.", values.spearmanr, limits.spearman_limits, "robust Fisher z",
+    _number("spearmanr", "Rank correlation.", spearmanr, limits.spearman_limits, "robust Fisher z",
             aliases=("spearman",)),
-    _number("mse", "Mean squared error.", values.mse, _squares, _LOG, greater_is_better=False),
-    _number("mae", "Mean absolute error.", values.mae, _distances, _LOG, greater_is_better=False),
-    _number("r2", "Share of the variance that is explained.", values.r2, limits.r2_limits, _LOG),
+    _number("mse", "Mean squared error.", mse, _squares, _LOG, greater_is_better=False),
+    _number("mae", "Mean absolute error.", mae, _distances, _LOG, greater_is_better=False),
+    _number("r2", "Share of the variance that is explained.", r2, limits.r2_limits, _LOG),
 )  # fmt: skip
 """In the order in which names are listed."""
 

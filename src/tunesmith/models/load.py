@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import ConfigError, NumericsError, ResourceError
-from tunesmith.labels import LabelMap, match_names
+from tunesmith.labels import LabelMap, Task, match_names
 from tunesmith.models.files import count_parameters, find_weights, name_field, naming, read_config_file
 
 if TYPE_CHECKING:
@@ -187,7 +187,11 @@ def _make_config(folder: Path, labels: LabelMap) -> Any:
         for name in ("_attn_implementation_internal", "_experts_implementation_internal"):
             if hasattr(config, name):
                 setattr(config, name, None)
-        config.num_labels, config.problem_type = len(labels), labels.task.problem_type
+        config.num_labels = len(labels)
+        single = (
+            len(labels) == 1 and labels.task is not Task.REGRESSION
+        )  # transformers has no problem_type for one class
+        config.problem_type = None if single else labels.task.problem_type
         config.id2label, config.label2id = labels.id2label, labels.label2id
         if getattr(config, "chunk_size_feed_forward", 0):
             config.chunk_size_feed_forward = 0  # the same maths in pieces, for rows of a multiple of that length only

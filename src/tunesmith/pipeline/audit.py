@@ -24,8 +24,8 @@ from tunesmith.data.read import DataBundle
 from tunesmith.data.source import Ints
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.models.files import load_tokenizer, position_limit, read_config_file
-from tunesmith.pipeline.inputs import RunData, audit_texts, read_run_data
+from tunesmith.models.files import position_limit, read_config_file
+from tunesmith.pipeline.inputs import RunData, audit_texts, load_run_tokenizer, read_run_data
 from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Watch
 from tunesmith.runs.writing import write_new
@@ -55,7 +55,7 @@ def audit_files(config: RunConfig, *, labels: LabelJudge, review_file: str | Non
     """Reads and audits; judges the labels of train as `labels` says. Writes nothing but `review_file`."""
     data = read_run_data(config, {}, watch.progress, need_weights=labels in ("probe", "deep"))
     bundle = data.bundle
-    tokenizer = _tokenizer(config, data)
+    tokenizer = load_run_tokenizer(config, data.folder)
     limit = position_limit(read_config_file(data.folder))
     findings = [*bundle.findings, *audit_texts(bundle, tokenizer, asked=config.max_seq_length, limit=limit)]
     wrote = None
@@ -63,12 +63,6 @@ def audit_files(config: RunConfig, *, labels: LabelJudge, review_file: str | Non
         suspicious, wrote = _judge(config, data, tokenizer, labels, review_file, watch)
         findings += suspicious
     return AuditResult(sort_findings(findings), {s: len(p) for s, p in bundle.parts.items()}, wrote)
-
-
-def _tokenizer(config: RunConfig, data: RunData) -> Any:
-    if config.tokenizer_name is None:
-        return load_tokenizer(data.folder)
-    return load_tokenizer(config.tokenizer_name, revision=config.model_revision, allow_download=config.allow_download)
 
 
 def _judge(

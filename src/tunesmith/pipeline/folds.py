@@ -1,9 +1,9 @@
-"""Several runs of one config: folds, seeds, or both. Each is a run like any other, in a folder of its own.
+"""Cross-validation folds, several seeds, or both: one run for each, in subfolders of one folder.
 
-A folder of folds holds `fold-1`, `fold-2`, ...; of seeds `seed-42`, ...; of both `fold-1-seed-42`, ... A run that is finished
-is kept, one that was stopped is resumed: the same command resumes after a crash. `repeats.json` has the pooled score of the
-rows that each model did not see, and the spread over seeds. With `--move_thresholds` the folds decide together: the thresholds
-of a row come from other rows, none of which its model was trained on.
+The subfolders are `fold-1`, `fold-2`, ...; `seed-42`, ...; or `fold-1-seed-42`, ... The same command resumes after a crash: a
+finished run of the same config, data and model is kept, and a run that was stopped is resumed. `repeats.json` contains the
+pooled scores of all held-out examples, and the spread over seeds. With `--move_thresholds`, the thresholds for an example are
+fitted to held-out examples of other folds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import numpy as np
 
 from tunesmith.config.options import RunConfig
 from tunesmith.data.cache import read_prediction_columns
+from tunesmith.errors import CheckpointError
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.table import make_suite
-from tunesmith.pipeline.identity import is_finished
+from tunesmith.pipeline.identity import is_finished, require_same_run
+from tunesmith.pipeline.results import draw_and_explain
 from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.report.predictions import PredictedRows, make_predictions
@@ -34,14 +36,14 @@ SUMMARY = "repeats.json"
 
 @dataclass(frozen=True)
 class Repeated:
-    """`pooled[seed]` are the scores of all held-out rows by the models of that seed; `runs` the folders, in order."""
+    """`pooled[seed]` are the scores of all held-out examples by the models of that seed; `runs` the folders, in order."""
 
     path: Path
     runs: tuple[Path, ...]
     pooled: dict[int, dict[str, Score]]
 
     def spread(self) -> dict[str, tuple[float, float]]:
-        """By metric, the mean over seeds and the standard deviation between them."""
+        """Return the mean over seeds and the standard deviation between them, by metric."""
         table: dict[str, list[float]] = {}
         for scores in self.pooled.values():
             for name, score in scores.items():
@@ -51,26 +53,30 @@ class Repeated:
 
 
 def run_repeats(config: RunConfig, watch: Watch) -> Repeated:
-    """Trains what is not trained yet, pools the predictions and writes the summary."""
+    """Train the runs that are not finished, pool the predictions and write the summary."""
     folder = config.run_folder
     runs: list[tuple[int, Path]] = []
     for one in each_run(config):
-        path = one.run_folder
-        watch.say(f"Run: {path.name}.")
-        if is_finished(RunDir(path)):
-            watch.say(f"{path} is finished: it is kept.")
+        run = RunDir(one.run_folder)
+        watch.say(f"Run: {run.path.name}.")
+        if is_finished(run):
+            require_same_run(one, run)
+            watch.say(f"{run.path} is finished and is kept.")
+            if watch.pages and not run.report_file.is_file():
+                draw_and_explain(run)
         else:
             finetune(one, watch=watch)
-        runs.append((one.seed, path))
+        runs.append((one.seed, run.path))
     say = watch.say if config.folds is not None and config.move_thresholds else None
-    pooled = {s: _pool([path for seed, path in runs if s == seed], say) for s in dict.fromkeys(s for s, _ in runs)}
+    by_seed = {s: [path for seed, path in runs if s == seed] for s in dict.fromkeys(s for s, _ in runs)}
+    pooled = {seed: _pool(_held_out(paths), say) for seed, paths in by_seed.items()}
     found = Repeated(folder, tuple(path for _, path in runs), pooled)
     write_file(folder / SUMMARY, json.dumps(_to_json(found), indent=1).encode())
     return found
 
 
 def each_run(config: RunConfig) -> Iterator[RunConfig]:
-    """The config of each run. The weights are those after the last step: rows that choose nothing can judge."""
+    """Yield the config of each run. Folds keep the weights of the last step, so that no held-out example selects them."""
     numbers = range(1, config.folds + 1) if config.folds and config.fold is None else [config.fold]
     best = config.load_best_model_at_end
     keep = False if best is None and config.folds is not None else best
@@ -78,7 +84,7 @@ def each_run(config: RunConfig) -> Iterator[RunConfig]:
         for fold in numbers:
             parts = [f"fold-{fold}"] if len(numbers) > 1 else []
             parts += [f"seed-{seed}"] if config.seeds > 1 else []
-            # One split for all seeds: without folds it would be drawn anew with each.
+            # One validation split for all seeds: without folds, each seed would draw a different one.
             split = config.seed if config.data_seed is None and config.folds is None else config.data_seed
             yield replace(
                 config,
@@ -92,9 +98,21 @@ def each_run(config: RunConfig) -> Iterator[RunConfig]:
             )
 
 
-def _pool(folders: list[Path], say: Say | None) -> dict[str, Score]:
-    """The scores of the validation rows of these runs, taken together. With `say`, thresholds are fitted to them and reported."""
-    parts = [rows for rows in map(held_out_rows, folders) if rows is not None]
+def _held_out(folders: list[Path]) -> list[PredictedRows]:
+    """The held-out examples of these runs. A run without any is an error, unless no run has validation examples."""
+    found = {folder: held_out_rows(folder) for folder in folders}
+    missing = [folder for folder, rows in found.items() if rows is None]
+    if missing and len(missing) < len(found):
+        raise CheckpointError(
+            "has no predictions for held-out examples, so the scores cannot be pooled",
+            where=str(missing[0]),
+            fix="Remove this folder and run the same command again to train it.",
+        )
+    return [rows for rows in found.values() if rows is not None]
+
+
+def _pool(parts: list[PredictedRows], say: Say | None) -> dict[str, Score]:
+    """The scores of all held-out examples together. With `say`, thresholds are fitted to them and reported."""
     if not parts:
         return {}
     task = parts[0].task
@@ -111,7 +129,7 @@ def _pool(folders: list[Path], say: Say | None) -> dict[str, Score]:
 
 
 def held_out_rows(folder: Path) -> PredictedRows | None:
-    """The validation rows of a run with their predictions."""
+    """Return the validation examples of a run with their predictions, or None."""
     run = RunDir(folder)
     columns, summary = read_prediction_columns(run.predictions_file), read_summary(run.data_summary_file)
     rows = make_predictions(columns, summary, prefer=("validation",))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,11 +18,15 @@ from typing import TYPE_CHECKING, Any
 from tunesmith.config.load import REMOVED_DEFAULTS, load_config
 from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.data.read import DataBundle
+from tunesmith.data.tokenize import padded_fingerprint
 from tunesmith.errors import CheckpointError, TunesmithError
-from tunesmith.models.files import read_config_file
+from tunesmith.inference.model_folder import read_facts
+from tunesmith.models.files import read_config_file, read_json_object
+from tunesmith.pipeline.inputs import RunData, load_run_tokenizer, read_run_data
 from tunesmith.runs.doctor import end_of
 from tunesmith.runs.environment import package_versions
-from tunesmith.runs.folder import RunDir, is_run
+from tunesmith.runs.folder import RunDir, is_run, verify_results
+from tunesmith.runs.manifest import read_manifest, verify
 from tunesmith.runs.writing import known_hash
 
 if TYPE_CHECKING:
@@ -48,29 +53,78 @@ NOT_COMPARED = frozenset(
 
 
 def make_identity(
-    config: RunConfig, bundle: DataBundle, folder: Path, tokenizer_print: str, runtime: Runtime, sampling: Sampling
+    config: RunConfig, data: RunData, tokenizer: Mapping[str, str], runtime: Runtime, sampling: Sampling
 ) -> Identity:
-    """Return the identity of a run whose options are all decided."""
-    from tunesmith.training.checkpoint import Identity, content_mark
-
+    """Return the identity of a run whose options are all decided. `tokenizer`: see `tokenizer_content`."""
     options = {name: value for name, value in {**REMOVED_DEFAULTS, **to_dict(config)}.items() if name not in INERT}
-    options |= {
-        f"the {'training' if split == 'train' else split} data": content_mark(found)
-        for split, found in bundle.split_fingerprints.items()
-    }
-    options["columns"] = [*bundle.columns.text, bundle.columns.label]
-    options["the tokenizer"] = content_mark(tokenizer_print)
-    stored = {k: v for k, v in read_config_file(folder).items() if k not in IDLE_CONFIG}
-    options["the config of the base model"] = content_mark(json.dumps(stored, sort_keys=True))
-    weights = sorted(folder.glob("model*.safetensors"))
-    options["the weights of the base model"] = content_mark(*(f"{p.name} {known_hash(p)}" for p in weights))
+    options |= {**_content(data), **tokenizer}
     options["eval_steps"] = config.evaluation_steps
     options["bf16"] = runtime.precision == "bf16"
     options["processes"] = runtime.world
     options["train_sampling_strategy"] = sampling
+    return _identity(options, data.bundle, {**package_versions(), "device": runtime.device.type})
+
+
+def tokenizer_content(tokenizer: Any, max_length: int) -> dict[str, str]:
+    """Return what is compared of a tokenizer: how it tokenizes, and its file, of which transformers ignores some entries."""
+    from tunesmith.training.checkpoint import TOKENIZER_FILE, content_mark
+
+    stored = read_json_object(Path(tokenizer.name_or_path) / TOKENIZER_FILE)
+    kept = {name: value for name, value in stored.items() if name not in ("version", "truncation", "padding")}
+    return {
+        "the tokenizer": content_mark(padded_fingerprint(tokenizer, max_length)),
+        TOKENIZER_FILE: content_mark(json.dumps(kept, sort_keys=True)),
+    }
+
+
+def _content(data: RunData) -> dict[str, Any]:
+    """Data and model of a run by their content, under the names that a user is shown."""
+    from tunesmith.training.checkpoint import content_mark
+
+    bundle, folder = data.bundle, data.folder
+    found: dict[str, Any] = {
+        f"the {'training' if split == 'train' else split} data": content_mark(mark)
+        for split, mark in bundle.split_fingerprints.items()
+    }
+    found["columns"] = [*bundle.columns.text, bundle.columns.label]
+    stored = {k: v for k, v in read_config_file(folder).items() if k not in IDLE_CONFIG}
+    found["the config of the base model"] = content_mark(json.dumps(stored, sort_keys=True))
+    weights = sorted(folder.glob("model*.safetensors"))
+    found["the weights of the base model"] = content_mark(*(f"{p.name} {known_hash(p)}" for p in weights))
+    return found
+
+
+def _identity(options: dict[str, Any], bundle: DataBundle, versions: Mapping[str, str | None]) -> Identity:
+    from tunesmith.training.checkpoint import Identity
+
     run_id = hashlib.sha256(json.dumps([options, bundle.fingerprint], sort_keys=True).encode()).hexdigest()[:16]
-    versions = {**package_versions(), "device": runtime.device.type}
-    return Identity(run_id, bundle.fingerprint, options, bundle.labels.to_json(), versions)
+    return Identity(run_id, bundle.fingerprint, options, bundle.labels.to_json(), dict(versions))
+
+
+def require_same_run(config: RunConfig, run: RunDir) -> None:
+    """Raise CheckpointError unless the finished run has this config, data, model and tokenizer, and its files are unchanged.
+
+    As in a resumed run, options that the config does not set may have any value.
+    """
+    from tunesmith.training.checkpoint import differences
+
+    verify(run.model)
+    verify_results(run)
+    with_identity = next((f for f in (run.model, *run.checkpoints()[::-1]) if "config" in read_manifest(f)), run.model)
+    stored = read_manifest(with_identity)
+    data = read_run_data(config, {}, lambda what, done, total: None)
+    length = read_facts(run.model, read_config_file(run.model)).max_length or 0
+    tokenizer = tokenizer_content(load_run_tokenizer(config, data.folder), length)
+    given = {**to_dict(config), "eval_steps": config.evaluation_steps}
+    given = {name: value for name, value in given.items() if name not in INERT and value not in (None, "auto")}
+    options = {**stored.get("config", {}), **given, **_content(data), **tokenizer}
+    changed, _ = differences(with_identity, _identity(options, data.bundle, stored.get("versions", {})))
+    if changed:
+        raise CheckpointError(
+            f"contains a finished run that was started with something else: {'; '.join(changed)}",
+            where=str(run.path),
+            fix="Set a different --output_dir, or remove the folder to train again.",
+        )
 
 
 def is_finished(run: RunDir) -> bool:
@@ -116,7 +170,8 @@ def finished_error(run: RunDir, *, same: bool) -> CheckpointError:
     return CheckpointError(
         f"contains a finished run of {'this' if same else 'a different'} config",
         where=str(run.path),
-        fix="Set a different --output_dir or --run_name, or remove the folder to train again.",
+        fix="Set a different --output_dir or --run_name, or remove the folder to train again."
+        + ("" if run.report_file.exists() else f" `tunesmith report {run.path}` writes its report."),
     )
 
 

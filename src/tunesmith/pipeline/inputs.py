@@ -34,7 +34,7 @@ from tunesmith.data.tokenize import (
 from tunesmith.findings import Finding
 from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import Task
-from tunesmith.models.files import position_limit, read_config_file, resolve_model
+from tunesmith.models.files import load_tokenizer, position_limit, read_config_file, resolve_model
 from tunesmith.models.load import HeadNames, read_head_names
 from tunesmith.pipeline.watch import Say, ShowProgress
 
@@ -95,6 +95,13 @@ def read_run_data(
     findings = audit_rows(bundle.parts, bundle.columns, bundle.labels, names_given=bundle.names_given)
     require_clean(findings, strict=config.strict_data)
     return replace(found, bundle=replace(bundle, findings=tuple(findings)))
+
+
+def load_run_tokenizer(config: RunConfig, folder: Path) -> Any:
+    """Load the tokenizer of the model folder, or the one that the config names."""
+    if config.tokenizer_name is None:
+        return load_tokenizer(folder)
+    return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
 
 
 def say_data(say: Say, data: RunData) -> None:

@@ -14,7 +14,7 @@ from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import require_clean, sort_findings
 from tunesmith.data.batches import Batches, Padding, padding_of
 from tunesmith.data.read import DataBundle
-from tunesmith.data.tokenize import Tokenized, padded_fingerprint
+from tunesmith.data.tokenize import Tokenized
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
@@ -22,12 +22,13 @@ from tunesmith.inference.model_folder import ModelFacts
 from tunesmith.labels import LabelMap
 from tunesmith.metrics.evidence import BestConstant
 from tunesmith.metrics.table import Suite, make_suite
-from tunesmith.models.files import EMBEDDED, load_tokenizer, require_segments
+from tunesmith.models.files import EMBEDDED, require_segments
 from tunesmith.models.load import LoadedModel, load_model, read_model_config
-from tunesmith.pipeline.identity import make_identity
+from tunesmith.pipeline.identity import make_identity, tokenizer_content
 from tunesmith.pipeline.inputs import (
     RunData,
     audit_tokenized,
+    load_run_tokenizer,
     say_data,
     say_lengths,
     tokenize_run,
@@ -110,7 +111,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         bundle, folder = data.bundle, data.folder
         say_data(say, data)
         stored = read_model_config(folder)
-        tokenizer = _load_tokenizer(config, folder)
+        tokenizer = load_run_tokenizer(config, folder)
         require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
         tokens = tokenize_run(config, bundle, tokenizer, stored, watch.progress)
         asked = config.max_seq_length
@@ -130,7 +131,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     speedups, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
     say_model(say, config, loaded, speedups, runtime, failing)
     batches = _make_batches(config, rows["train"], speedups, runtime)
-    identity = make_identity(config, bundle, folder, padded_fingerprint(tokenizer, length), runtime, batches.sampling)
+    identity = make_identity(config, data, tokenizer_content(tokenizer, length), runtime, batches.sampling)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     plan = make_plan(config, batches, suite, has_validation="validation" in rows, on_gpu=runtime.device.type == "cuda")
     columns, names = bundle.columns, tuple(suite.names)
@@ -167,12 +168,6 @@ def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedMod
     )
     reason = None if config.bf16 or config.fp16 else why_not_half(loaded.model, runtime)
     return loaded, runtime if reason is None else replace(runtime, precision="no"), reason
-
-
-def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
-    if config.tokenizer_name is None:
-        return load_tokenizer(folder)
-    return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
 
 
 def _make_suite(config: RunConfig, labels: LabelMap) -> Suite:

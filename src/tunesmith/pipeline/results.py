@@ -27,7 +27,8 @@ from tunesmith.report.build import build_report
 from tunesmith.report.plots import curve_pictures, write_curves
 from tunesmith.report.render import write_report
 from tunesmith.runs.folder import RunDir
-from tunesmith.runs.writing import replacing, write_file
+from tunesmith.runs.manifest import RESULTS
+from tunesmith.runs.writing import hash_file, replacing, write_file
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.training.evaluation import Predictions, predict_rows
@@ -253,9 +254,11 @@ def final_weights(prepared: Prepared) -> dict[str, torch.Tensor]:
 
 
 def write_model(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor], card: str) -> None:
-    """Write model/ and the model card into the run folder."""
+    """Write model/ and the model card. The manifest has the identity of the run and the hashes of its result files."""
     describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
-    export_model(run.model, weights, describe, card)
+    results = {f.name: hash_file(f) for f in (run.metrics_file, run.predictions_file) if f.is_file()}
+    meta = {"step": prepared.state.step, RESULTS: results, **prepared.identity.to_json()}
+    export_model(run.model, weights, describe, card, meta)
     write_file(run.card_file, card.encode())
 
 
@@ -278,10 +281,10 @@ SHOWN_OPTION_NAMES = """
 SHOWN_LABELS = 8
 
 
-def write_card(prepared: Prepared, scores: Scores, *, name: str, steps: int, best_step: int | None) -> str:
+def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int | None) -> str:
     """The model card: what the model is, how good it is and how sure that is, how it was made. Markdown with the metadata
     block that the Hub reads."""
-    base = prepared.config.model_name_or_path or "all-MiniLM-L6-v2"
+    name, base = prepared.config.name, prepared.config.model_name_or_path or "all-MiniLM-L6-v2"
     bundle = prepared.bundle
     names = ", ".join(f"`{n}`" for n in bundle.labels.names[:20])
     what = {Task.REGRESSION: "a number", Task.MULTILABEL: f"any of {names}"}.get(bundle.labels.task, f"one of {names}")

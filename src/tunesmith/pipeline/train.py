@@ -26,6 +26,7 @@ from tunesmith.runs.environment import describe_environment, read_launch
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir, require_own_folder
 from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import retire
 from tunesmith.runs.writing import write_file
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def _complete(config: RunConfig | None, options: dict[str, Any], *, has_data: bo
 
 
 def _require_folder(config: RunConfig, run: RunDir) -> None:
+    if config.resume_from_checkpoint and is_finished(run):
+        raise finished_error(run, same=True)
     require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
     if config.resume_from_checkpoint and not run.checkpoints():
         raise CheckpointError(
@@ -170,8 +173,9 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
         raise finished_error(run, same=same)
     results = [p.name for p in (*run.folders, *run.result_files, run.report_file) if p.exists()]
     if results and not same:
+        kind = "of a different config" if events else f"without their event log ({run.journal_file.name})"
         raise CheckpointError(
-            f"contains results ({', '.join(results[:3])}) of a different config",
+            f"contains results ({', '.join(results[:3])}) {kind}",
             where=str(run.path),
             fix="Set a different --output_dir, or remove the folder to train again.",
         )
@@ -280,7 +284,7 @@ def _finish(
         write_results,
     )
 
-    state, is_main = prepared.state, prepared.runtime.is_main
+    config, state, is_main = prepared.config, prepared.state, prepared.runtime.is_main
     best_step = state.progress.step if keeper.keep_best else None
     known = seen.get(best_step or state.step) if ending.change is RunEnding.change else None
     with keeper.best_weights() as best:
@@ -289,14 +293,19 @@ def _finish(
         predictions = predict_splits(prepared, watch.progress, known)
     prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
     scores = score_splits(prepared, predictions) | ending.scores
-    if is_main:
-        write_results(run, prepared, predictions, scores)
-        card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)
-        write_model(run, prepared, weights, card)
     diagnosis: list[str] = []
     if is_main:
+        assert keeper.journal is not None
+        keeper.journal.settle()  # raises if the run folder was replaced meanwhile
+        write_results(run, prepared, predictions, scores)
+        card = write_card(prepared, scores, steps=state.step, best_step=best_step)
+        write_model(run, prepared, weights, card)
         keeper.end("early_stopping" if state.step < keeper.plan.num_steps else "completed")
         diagnosis = draw_and_explain(run) if watch.pages else []
+        if not watch.pages or (config.save_strategy is None and config.save_total_limit == 1):
+            for folder in (*run.checkpoints(), run.best):
+                if folder.is_dir():
+                    retire(folder)  # a finished run cannot be resumed: model/ has the best weights
     prepared.runtime.barrier()
     warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")
     return RunResult(run, scores, state.step, best_step, tuple(diagnosis), warnings)

@@ -18,9 +18,8 @@ from tunesmith.errors import ConfigError, DataError
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
-from tunesmith.metrics.rows import Scale
-from tunesmith.metrics.table import DEFAULTS, canonical_name, greater_is_better, metric_names
-from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config
+from tunesmith.metrics.table import DEFAULTS, Scale, canonical_name, greater_is_better, metric_names
+from tunesmith.report.build import diagnose_with, is_in_training, read_run_config
 from tunesmith.report.predictions import (
     Headline,
     PredictedRows,
@@ -30,7 +29,7 @@ from tunesmith.report.predictions import (
     split_rank,
 )
 from tunesmith.runs.curves import Curves, load_curves
-from tunesmith.runs.folder import RunDir, open_run, read_metrics, read_summary
+from tunesmith.runs.folder import RunDir, open_run, read_metrics, read_summary, verify_results
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +190,8 @@ def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, spli
         raise ConfigError("the same run folder is given twice", fix="Name each run once.")
     configs = [read_run_config(f.config_file) for f in folders]
     summaries = [read_summary(f.data_summary_file) for f in folders]
+    for folder in folders:
+        verify_results(folder)
     tables = [read_prediction_columns(f.predictions_file) for f in folders]
     runs = tuple(_compared(k, folders[k], configs[k], summaries[k], tables[k]) for k in range(len(folders)))
     differences = _differences(configs)

@@ -6,9 +6,12 @@ PNG, SVG, report, board and terminal draw these panels. Every line colour has a 
 from __future__ import annotations
 
 import io
+import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -239,8 +242,25 @@ def labels_width(axes: Axes, renderer: Any) -> float:
     return 0.0 if labels is None else float(labels.width / axes.figure.bbox.width)
 
 
+def _import_matplotlib() -> None:
+    """Import matplotlib even if MPLBACKEND names an unknown backend, which only pyplot would need."""
+    try:
+        import_module("matplotlib")
+    except ValueError:
+        backend = os.environ.pop("MPLBACKEND", None)
+        if backend is None:
+            raise
+        for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+            del sys.modules[name]  # left by the failed import
+        try:
+            import_module("matplotlib")
+        finally:
+            os.environ["MPLBACKEND"] = backend
+
+
 def new_figure(*, width: float, height: float, theme: ThemeName) -> Figure:
-    """An empty figure outside of pyplot's global registry."""
+    """Return an empty figure that pyplot doesn't know."""
+    _import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tunesmith.labels import Task
 from tunesmith.metrics.intervals import wilson_limits
-from tunesmith.metrics.values import confusion_matrix
+from tunesmith.metrics.table import confusion_matrix
 from tunesmith.runs.curves import Curves
 
 KNOWN = ("row", "index", "idx", "split", "label", "prediction", "truncated", "length", "tokens")

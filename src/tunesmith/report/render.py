@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.report.build import Report
+from tunesmith.report.build import Report, tone_and_title
 from tunesmith.report.charts import Chart, make_charts, overlay_charts, reliability_chart, value_charts
-from tunesmith.report.diagnosis import tone_and_title
 from tunesmith.report.predictions import Headline, ScoreGrid, make_grid
 from tunesmith.runs.writing import write_file
 

@@ -12,7 +12,7 @@ from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import Event, RunEnded, StepDone
 from tunesmith.files import BadFile, read_json
 from tunesmith.runs.event_log import drop_cut_line, parse_events, read_bytes, read_journal
-from tunesmith.runs.folder import RunDir, checkpoint_step
+from tunesmith.runs.folder import RunDir, checkpoint_step, verify_results
 from tunesmith.runs.lock import RunLock, read_holder
 from tunesmith.runs.manifest import is_leftover, retire, sweep, verify
 from tunesmith.runs.writing import disk_error
@@ -43,6 +43,10 @@ def examine(run: RunDir) -> list[Examined]:
             problem = _problem_of(folder)
             health: Health = "sound" if problem is None else "broken"
             parts.append(Examined(folder.name, health, problem or "every file is as it was written"))
+    try:
+        verify_results(run)
+    except (CheckpointError, ResourceError) as error:
+        parts.append(Examined("results", "broken", error.line()))
     for path in sorted(run.path.iterdir()):
         if is_leftover(path.name):
             home = path.name.removeprefix(".tmp-old-").rsplit("-", 1)[0]

@@ -14,8 +14,8 @@ from tunesmith.errors import CheckpointError, ConfigError, ResourceError, did_yo
 from tunesmith.files import BadFile, read_json
 from tunesmith.runs.event_log import is_journal
 from tunesmith.runs.lock import is_lock
-from tunesmith.runs.manifest import is_leftover, is_sealed
-from tunesmith.runs.writing import disk_error, kind_of
+from tunesmith.runs.manifest import RESULTS, is_leftover, is_sealed, read_manifest
+from tunesmith.runs.writing import disk_error, kind_of, known_hash
 
 SEARCH_RESULT = "search.json"
 BEST_RESULT = "best.json"
@@ -148,6 +148,18 @@ def require_own_folder(run: RunDir, inputs: Mapping[str, str | None], *, cache: 
         problem = f"holds {shown}, which tunesmith did not write, where the run would write"
         raise ResourceError(problem, where=str(run.path), fix=f"Move it away, or: {_ELSEWHERE}")
     raise ResourceError(f"holds {shown} and is not a run of tunesmith", where=str(run.path), fix=_ELSEWHERE)
+
+
+def verify_results(run: RunDir) -> None:
+    """Raise CheckpointError if a result file of a finished run is missing or is not the file that the run wrote."""
+    written = read_manifest(run.model).get(RESULTS) if run.model.is_dir() else None
+    for name, expected in (written or {}).items():
+        file = run.path / name
+        if not file.is_file():
+            raise CheckpointError("is missing", where=str(file), fix="Restore it from a copy, or train the run again.")
+        if known_hash(file) != expected:
+            problem = "was modified after the run wrote it (sha256 differs)"
+            raise CheckpointError(problem, where=str(file), fix="Restore it from a copy, or train the run again.")
 
 
 def require_not_of_a_run(file: Path) -> None:

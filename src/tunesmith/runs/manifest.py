@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
+RESULTS = "results"
+"""The entry in the manifest of model/ with the sha256 of the result files of its run."""
 _ONLY_OURS = ("generators.safetensors", "tunesmith.json")
 """Names by which a folder of ours is recognised that lost its manifest."""
 

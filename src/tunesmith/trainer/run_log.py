@@ -118,7 +118,7 @@ def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> Event | None:
 def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
     """Return the label column of the training set, or the evaluated labels if it has none of that kind."""
     from tunesmith.labels import Task
-    from tunesmith.metrics.rows import to_numpy
+    from tunesmith.metrics.table import to_numpy
 
     columns = getattr(trainer.train_dataset, "column_names", None) or ()
     name = next((n for n in (*(trainer.label_names or ()), "labels", "label") if n in columns), None)

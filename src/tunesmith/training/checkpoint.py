@@ -69,6 +69,10 @@ def content_mark(*parts: str) -> str:
     return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+TOKENIZER_FILE = "tokenizer.json"
+"""An entry that checkpoints of earlier versions lack."""
+
+
 def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]:
     """Compare a checkpoint's run with this one: (changes that make it a different run, changed versions)."""
     stored = read_manifest(folder)
@@ -77,6 +81,7 @@ def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]
         raise CheckpointError("does not say what its run was made from", where=str(folder))
     old, new = stored["config"], identity.config
     names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
+    names = [k for k in names if k != TOKENIZER_FILE or k in old]
     found = []
     if stored["data"] != identity.data and not any(k.endswith(" data") for k in names):
         found.append("the training data changed")

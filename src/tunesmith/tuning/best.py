@@ -39,9 +39,8 @@ from tunesmith.metrics.calibration import (
     fit_thresholds,
     log_loss_of,
 )
-from tunesmith.metrics.intervals import Score
+from tunesmith.metrics.intervals import Array, Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
-from tunesmith.metrics.rows import Array
 from tunesmith.metrics.table import Suite, greater_is_better, make_suite
 from tunesmith.models.files import resolve_model
 from tunesmith.models.pooling import last_linear
@@ -53,7 +52,7 @@ from tunesmith.pipeline.recipe import FEWEST_PAIR_STEPS, NAMES, RunFacts, epochs
 from tunesmith.pipeline.start_clock import StartClock
 from tunesmith.pipeline.train import INPUTS, finetune
 from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
-from tunesmith.report.diagnosis import diagnose_run
+from tunesmith.report.build import diagnose_run
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, read_metrics, require_own_folder
 from tunesmith.runs.lock import RunLock

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from patience import patient
 from tunesmith.data import tokenize as tokenizing
 from tunesmith.data.cache import RowCache, content_hash
-from tunesmith.data.tokenize import RustEncoder, call_within, longest_allowed, tokenize
+from tunesmith.data.tokenize import RustEncoder, call_within, describe_lowered_length, longest_allowed, tokenize
 from tunesmith.errors import ConfigError, DataError, ResourceError, WorkerError
 from tunesmith.runs.manifest import MANIFEST
 
@@ -366,6 +366,14 @@ def test_the_longest_row_allowed_guards_the_unknown_marker() -> None:
     tokenizer.model_max_length = 8192
     assert longest_allowed(tokenizer, model_max=8192) == 512
     assert longest_allowed(tokenizer, model_max=8192, asked=4096) == 4096
+
+
+def test_length_above_the_limit_of_the_model_is_reported() -> None:
+    assert describe_lowered_length(None, 512) is None
+    assert describe_lowered_length(128, 128) is None
+    assert describe_lowered_length(5000, 512) == (
+        "Warning: --max_seq_length 5000 was lowered to 512, the longest input that the model supports."
+    )
 
 
 def test_a_regular_expression_bomb_ends_in_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

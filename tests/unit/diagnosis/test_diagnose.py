@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tunesmith.diagnosis.advice import advised_options
-from tunesmith.diagnosis.verdict import CODES, diagnose, rate_flag
+from tunesmith.diagnosis.advice import advised_options, rate_flag
+from tunesmith.diagnosis.verdict import CODES, diagnose
 from tunesmith.events import StepDone
 from tunesmith.findings import Finding
 from tunesmith.runs.curves import curves_from_events
@@ -241,9 +241,9 @@ def test_a_rise_after_the_weights_that_a_run_keeps_is_a_remark_beside_healthy(sy
     assert (remark.code, remark.severity) == ("overfitting", "info")
     assert remark.evidence.endswith("; the run keeps the weights of step 200")
     assert remark.advice == (
-        "label more rows: there are 1,600 to train on",
+        "label more examples: there are 1,600 training examples",
         "--num_train_epochs 2: saves the later epochs",
-        "--metric_for_best_model loss: the score stays about the same; the probabilities get better",
+        "--metric_for_best_model loss: the score stays about the same and the probabilities improve",
     )
 
 
@@ -351,8 +351,8 @@ def test_without_label_counts_the_first_steps_tell_what_chance_is(synthetic: Sim
             {"early_stopping_patience": "2", "load_best_model_at_end": "true"},
         ),
         ("--seed 43: see whether the verdict stays the same", {"seed": "43"}),
-        ("leave out --freeze: the whole encoder learns then", {"freeze": None}),
-        ("label more rows: there are 73 to train on", {}),
+        ("remove --freeze: this trains the whole encoder", {"freeze": None}),
+        ("label more examples: there are 73 training examples", {}),
     ],
 )
 def test_an_advice_can_be_followed_by_a_program(advice: str, options: dict[str, str | None]) -> None:
@@ -385,7 +385,7 @@ def test_a_run_that_goes_on_is_still_learning_and_has_not_stopped_too_early(synt
 def test_a_run_that_has_just_begun_is_told_to_wait(synthetic: SimpleNamespace) -> None:
     curves = curves_from_events(synthetic.make_run([0.5], [0.5], planned_epochs=9, ended=None))
     (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
-    assert found.advice[0] == "wait: 2 more evaluations make a verdict"
+    assert found.advice[0] == "wait: a verdict needs 2 more evaluations"
     not_yet = curves_from_events(synthetic.make_run([], [], planned_epochs=9, ended=None))
     (found,) = diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC, running=True)
     assert not any("validation_split_fraction" in advice for advice in found.advice), "it may evaluate later"
@@ -403,3 +403,12 @@ def test_a_head_that_was_fitted_to_the_training_rows_is_no_sign_of_other_splits(
         found = diagnose(curves_from_events(run), config, label_counts=MRPC)[0]
         likely.append(found.numbers["likelihoods"].get("split_mismatch", 0.0))
     assert likely[0] > likely[1]
+
+
+def test_advice_changes_max_steps_if_the_run_sets_it(synthetic: SimpleNamespace) -> None:
+    """max_steps takes precedence over num_train_epochs: advice to change the epochs would change nothing."""
+    curves = curves_from_events(synthetic.make_run(**CASES["both losses still falling"][1]))
+    found = diagnose(curves, synthetic.CONFIG | {"max_steps": curves.num_steps}, label_counts=MRPC)[0]
+    options = [advised_options(advice) for advice in found.advice]
+    assert not any("num_train_epochs" in one for one in options)
+    assert next(int(one["max_steps"] or 0) for one in options if "max_steps" in one) >= 2 * curves.num_steps

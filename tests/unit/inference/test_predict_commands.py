@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
+from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import escape_formula, read_predictions, unescape_formula
 from tunesmith.pipeline.train import finetune
 
@@ -102,8 +106,6 @@ def test_formula_cells_are_escaped_and_come_back(home: Path, tmp_path: Path) -> 
 
 
 def test_the_same_row_gets_the_same_probabilities_alone_and_among_others(home: Path) -> None:
-    from tunesmith.inference.predictor import Predictor
-
     predictor = Predictor.load(home / "run", use_cpu=True)
     texts = [text for text, _ in sentences(11, 5)]
     together = predictor.probabilities(texts)
@@ -130,6 +132,41 @@ def test_one_text_is_answered_on_the_screen(home: Path, capsys: pytest.CaptureFi
     assert lines[0] in ("bad", "good")
     assert [line.split()[0] for line in lines[1:]] == [lines[0], "good" if lines[0] == "bad" else "bad"]
     assert main(["predict", str(home / "run"), "--text", "one", "--text_pair", "two", "--use_cpu"]) == 2
+    for text in ("", " \n"):  # as in a file, and as `serve` does
+        assert main(["predict", str(home / "run"), "--text", text, "--use_cpu"]) == 2
+    assert main(["predict", str(home / "run"), "--text", "", "--allow_empty_text", "--use_cpu"]) == 0
+
+
+def test_predict_removes_leftovers_of_a_killed_process(home: Path, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "new.csv", new_rows())
+    dead, alive = tmp_path / ".tmp-out.csv-999999999", tmp_path / f".tmp-out.csv-{os.getppid()}"
+    for leftover in (dead, alive):
+        leftover.write_text("half")
+    words = ["predict", str(home / "run"), "--input", str(file), "--output", str(tmp_path / "out.csv"), "--use_cpu"]
+    assert main(words) == 0
+    assert (dead.exists(), alive.exists()) == (False, True)
+
+
+def test_sigterm_during_predict_exits_143_and_leaves_nothing(home: Path, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "new.csv", new_rows())
+    words = ["predict", str(home / "run"), "--input", str(file), "--output", str(tmp_path / "out.csv"), "--use_cpu"]
+    code = (
+        "import os, signal, sys; from tunesmith.inference import tables; from tunesmith.cli.main import main\n"
+        "tables.fill_table = lambda *a: os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"sys.exit(main({words!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 143, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
+
+
+def test_predict_proba_columns_are_classes_in_id_order(home: Path) -> None:
+    predictor = Predictor.load(home / "run", use_cpu=True)
+    id2label = json.loads((home / "run" / "model" / "config.json").read_text())["id2label"]
+    assert predictor.classes_ == [id2label[str(i)] for i in range(len(id2label))] == ["bad", "good"]
+    table = predictor.predict_proba(["the film was good", "a bad day"])
+    assert list(table.columns) == predictor.classes_
+    assert (table.to_numpy() == predictor.probabilities(["the film was good", "a bad day"])).all()
 
 
 def test_the_run_yaml_is_a_config_that_says_the_same(home: Path) -> None:

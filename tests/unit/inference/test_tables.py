@@ -27,7 +27,7 @@ from tunesmith.inference.tables import (
     write_table,
 )
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.rows import make_rows
+from tunesmith.metrics.table import make_rows
 
 HOSTILE = [
     "=cmd|' /C calc'!A0",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from tunesmith.metrics.rows import mean_ranks
+from tunesmith.metrics.intervals import mean_ranks
 
 
 @pytest.mark.parametrize("values", [[], [3.0], [2.0, 1.0, 2.0, -5.0], [0.5] * 7, [1e300, -1e300, 0.0, -0.0]])

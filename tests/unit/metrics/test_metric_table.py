@@ -14,11 +14,11 @@ from tunesmith.labels import Task
 from tunesmith.metrics import table
 from tunesmith.metrics.intervals import wilson_pair
 from tunesmith.metrics.paired import compare_predictions
-from tunesmith.metrics.rows import Rows
 from tunesmith.metrics.table import (
     DEFAULTS,
     GLUE,
     Metric,
+    Rows,
     greater_is_better,
     load,
     make_suite,

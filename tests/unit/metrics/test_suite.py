@@ -13,8 +13,7 @@ import sklearn.metrics as sk
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.rows import sigmoid, softmax
-from tunesmith.metrics.table import GLUE, load, make_suite, metric_names
+from tunesmith.metrics.table import GLUE, load, make_suite, metric_names, sigmoid, softmax
 
 
 @pytest.mark.parametrize("k", [2, 3, 7])

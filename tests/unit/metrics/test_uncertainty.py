@@ -10,9 +10,16 @@ from scipy.stats import bootstrap, pearsonr
 
 from tunesmith.labels import Task
 from tunesmith.metrics.intervals import Score, matthews_design, smooth_counts, weighted_f1_design, wilson_limits
-from tunesmith.metrics.rows import Rows
-from tunesmith.metrics.table import make_suite, metric_names, metric_of
-from tunesmith.metrics.values import auroc_parts, confusion_matrix, f1_weighted, matthews_correlation
+from tunesmith.metrics.table import (
+    Rows,
+    auroc_parts,
+    confusion_matrix,
+    f1_weighted,
+    make_suite,
+    matthews_correlation,
+    metric_names,
+    metric_of,
+)
 
 
 def test_wilson_equals_scipy():

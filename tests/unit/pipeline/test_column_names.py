@@ -31,7 +31,7 @@ def test_text_columns_with_names_of_ours_keep_their_text(names: tuple[str, str],
     assert set(table[names[0]]) <= set(texts)
     assert table[names[1]] == [text.upper() for text in table[names[0]]]
     moved = [f"'tunesmith_{name}' instead of {name!r}" for name in OURS if name in names]
-    lines = [line for line in said if "names of ours" in line]
+    lines = [line for line in said if "already has columns" in line]
     assert len(lines) == bool(moved)
     assert all(part in lines[0] for part in moved)
     found = make_predictions(table, json.loads(result.run.data_summary_file.read_text()))

@@ -48,7 +48,9 @@ def test_a_metric_an_optimizer_and_a_file_format_are_one_entry_each(
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(60)]
     file = write_csv(tmp_path / "new.rows", rows)
     names = ("accuracy", "hit_rate")
-    result, _ = train(train_file=file, optim="sgd", metric_name=names, metric_for_best_model="share_right")
+    result, _ = train(
+        train_file=file, optim="sgd", metric_name=names, metric_for_best_model="share_right", save_strategy="epoch"
+    )
     scores = json.loads(result.run.metrics_file.read_text())["validation"]
     assert scores["share_right"] == scores["accuracy"]
     assert "share_right" in result.run.report_file.read_text()

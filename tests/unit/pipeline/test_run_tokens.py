@@ -100,5 +100,5 @@ def test_windows_are_read_whole_in_every_way_to_predict(train: Any) -> None:
 
 def test_windows_are_for_one_text_a_row(train: Any) -> None:
     pairs = [{"sentence1": row["text"], "sentence2": "the end", "label": row["label"]} for row in long_rows(20)]
-    with pytest.raises(ConfigError, match="long_texts windows is for rows of one text"):
+    with pytest.raises(ConfigError, match="long_texts windows does not support text pairs"):
         train(train_data=pairs, long_texts="windows")

@@ -63,7 +63,7 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(train: Any, tmp_
 
 
 def test_two_sources_of_training_rows_are_refused(train: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="beside train_file"):
+    with pytest.raises(ConfigError, match="both train_data and train_file"):
         train(train_data=mood(), train_file=tmp_path / "x.csv")
 
 

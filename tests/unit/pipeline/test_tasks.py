@@ -64,11 +64,12 @@ def test_a_file_becomes_a_run_folder_whose_model_other_tools_load(case: str, tra
     file = write_jsonl(tmp_path / "data.jsonl", rows)
     result, said = train(train_file=file, load_best_model_at_end=True)
     run = result.run
-    for path in (run.config_file, run.environment_file, run.journal_file, run.model, run.predictions_file, run.best):
+    for path in (run.config_file, run.environment_file, run.journal_file, run.model, run.predictions_file):
         assert path.exists(), path
     for path in (run.metrics_file, run.report_file, run.card_file, run.curves_png, run.data_summary_file):
         assert path.stat().st_size > 0, path
-    assert [p.name for p in run.checkpoints()] == ["checkpoint-4"]
+    assert run.checkpoints() == []
+    assert not run.best.exists(), "a finished run needs only its model"
     assert is_finished(run)
     summary = json.loads(run.data_summary_file.read_text())
     assert (summary["task"], tuple(summary["labels"]), tuple(summary["columns"]["text"])) == (task, names, text)

@@ -13,8 +13,7 @@ import pytest
 
 from tunesmith.errors import CheckpointError
 from tunesmith.labels import Task
-from tunesmith.report.build import build_report
-from tunesmith.report.diagnosis import diagnose_run
+from tunesmith.report.build import build_report, diagnose_run
 from tunesmith.report.predictions import (
     PredictedRows,
     count_confusions,

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tunesmith.findings import Finding, Severity
-from tunesmith.report.build import build_report
-from tunesmith.report.diagnosis import diagnose_run, tone_and_title
+from tunesmith.report.build import build_report, diagnose_run, tone_and_title
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -122,3 +125,9 @@ def test_a_light_picture_in_dark_colours_is_the_picture_drawn_dark(curves: Curve
     ids = rb'(?:id="|#)[mpC][0-9a-f_]{8,}'  # made anew for each picture
     assert re.sub(ids, b"", darken(light)) == re.sub(ids, b"", dark)
     assert re.sub(ids, b"", light) != re.sub(ids, b"", dark)
+
+
+def test_unknown_mplbackend_does_not_break_pictures() -> None:
+    code = "from tunesmith.report.plots import figure_bytes, new_figure; figure_bytes(new_figure(width=1, height=1, theme='light'), 'svg')"
+    environment = {**os.environ, "MPLBACKEND": "junk", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -150,7 +150,7 @@ def test_a_run_that_was_not_finite_says_so(synthetic: SimpleNamespace, tmp_path:
             journal.append(event)
     page = render_report(build_report(tmp_path))
     assert "Diverged" in page
-    assert "not finite at step 151" in page
+    assert "NaN or infinite at step 151" in page
     data = json.loads(parse(page).scripts[0])
     assert data["loss"]["series"][0]["points"][-1] == [151, None]
 

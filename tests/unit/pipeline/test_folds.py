@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,16 @@ import pytest
 from tiny_model import sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
+from tunesmith.config.options import RunConfig
 from tunesmith.data.cache import read_prediction_columns
-from tunesmith.errors import ConfigError
+from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.metrics.calibration import MovedThresholds
 from tunesmith.pipeline.folds import each_run, run_repeats
 from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Watch
+from tunesmith.report.compare import compare_runs
+from tunesmith.runs.doctor import examine
+from tunesmith.runs.folder import RunDir
 
 
 @pytest.fixture
@@ -57,14 +63,80 @@ def test_thresholds_of_folds_are_fitted_to_all_held_out_rows(config: Any, monkey
     assert any("on 45 out-of-fold rows, each decided by thresholds of the others" in line for line in said)
 
 
-def test_a_finished_fold_is_kept_and_the_rest_is_trained(config: Any) -> None:
+def test_finished_fold_of_same_config_is_kept(config: Any) -> None:
     first = next(each_run(config))
     finetune(first)
     before = (first.run_folder / "metrics.json").stat().st_mtime_ns
     said: list[str] = []
     run_repeats(config, Watch(say=said.append))
     assert (first.run_folder / "metrics.json").stat().st_mtime_ns == before
-    assert any("fold-1 is finished: it is kept" in line for line in said)
+    assert any("fold-1 is finished and is kept" in line for line in said)
+
+
+def reword(config: Any) -> RunConfig:
+    file = Path(config.train_file)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], "changed " + lines[1], *lines[2:]]) + "\n")
+    return config
+
+
+def no_lowercase(config: Any) -> RunConfig:
+    folder = Path(config.output_dir).parent / "cased"
+    shutil.copytree(config.model_name_or_path, folder)
+    file = folder / "tokenizer.json"
+    stored = json.loads(file.read_text())
+    stored["normalizer"]["lowercase"] = not stored["normalizer"]["lowercase"]
+    file.write_text(json.dumps(stored))
+    return replace(config, model_name_or_path=str(folder))
+
+
+CHANGES: dict[str, tuple[Callable[[Any], RunConfig], str]] = {
+    "learning rate": (lambda c: replace(c, learning_rate=3e-3), "learning_rate was"),
+    "seed": (lambda c: replace(c, seed=7), "seed was 42 and is 7"),
+    "number of folds": (lambda c: replace(c, folds=4), "folds was 3 and is 4"),
+    "steps": (lambda c: replace(c, max_steps=3), "max_steps was 2 and is 3"),
+    "training file": (reword, "the training data changed"),
+    "tokenizer": (no_lowercase, "tokenizer.json changed"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_finished_fold_of_changed_config_is_refused(config: Any, change: str) -> None:
+    finetune(next(each_run(config)))
+    alter, expected = CHANGES[change]
+    with pytest.raises(CheckpointError, match=f"fold-1: contains a finished run.*{expected}"):
+        run_repeats(alter(config), Watch())
+
+
+@pytest.mark.parametrize("damage", ["missing", "modified"])
+def test_damaged_predictions_of_a_fold_are_refused(config: Any, damage: str) -> None:
+    run_repeats(config, Watch())
+    run = RunDir(Path(config.output_dir) / "fold-2")
+    if damage == "missing":
+        run.predictions_file.unlink()
+    else:
+        run.predictions_file.write_bytes((run.path.parent / "fold-1" / "predictions.parquet").read_bytes())
+    with pytest.raises(CheckpointError, match=rf"fold-2/predictions.parquet.*{damage}"):
+        run_repeats(config, Watch())
+    others = [str(run.path), str(run.path.parent / "fold-3")]
+    with pytest.raises(CheckpointError, match=rf"predictions.parquet.*{damage}"):
+        compare_runs(others)
+    assert any(part.health == "broken" and "predictions.parquet" in part.text for part in examine(run))
+
+
+def test_fold_killed_before_its_report_gets_one(config: Any) -> None:
+    first = replace(next(each_run(config)), save_strategy="no")
+    run = finetune(first).run
+    run.report_file.unlink()
+    run_repeats(replace(config, save_strategy="no"), Watch())
+    assert run.report_file.is_file()
+
+
+def test_fold_without_event_log_is_refused(config: Any) -> None:
+    run = finetune(next(each_run(config))).run
+    run.journal_file.unlink()
+    with pytest.raises(CheckpointError, match=r"without their event log \(journal.jsonl\)"):
+        run_repeats(config, Watch())
 
 
 def test_seeds_share_the_held_out_rows_and_give_a_spread(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
