@@ -161,7 +161,9 @@ def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
     runtime = make_runtime(use_cpu=True)
     chosen = apply_speedups(model, rows, Padding(), device=runtime.device, pack_rows=wish)  # type: ignore[arg-type]
     task = LabelMap.for_classes(["0", "1"]).task
-    state = TrainState(model, make_optimizer(model, learning_rate=1e-4), TaskLoss(task, 2), runtime, speedups=chosen)
+    state = TrainState(
+        model, make_optimizer(model, learning_rate=1e-4), TaskLoss(task, 2), runtime, speedups=chosen, only_writer=True
+    )
     return state, make_batch(rows, np.arange(len(LENGTHS)), chosen.padding), chosen
 
 
@@ -242,10 +244,9 @@ def take_steps(kind: str, wishes: dict[str, Any]) -> tuple[list[float], float, A
     rows = TokenRows.from_lists({"input_ids": ids, "labels": [0, 1, 1, 0]})
     model = tiny(kind).to(runtime.device)
     chosen = apply_speedups(model, rows, Padding(), device=runtime.device, **wishes)
-    captured = chosen.graphs is not None
-    optimizer = make_optimizer(model, learning_rate=1e-3, layers=chosen.fused, only_writer=True, captured=captured)
+    optimizer = make_optimizer(model, learning_rate=1e-3)
     objective = TaskLoss(Task.BINARY, 2)
-    state = TrainState(model, optimizer, objective, runtime, speedups=chosen)
+    state = TrainState(model, optimizer, objective, runtime, speedups=chosen, only_writer=True)
     plan = Plan(STEPS, tuple(range(1, STEPS + 1)), Schedule("constant", 1e-3, 0, STEPS), seed=1, read_back_every=1)
     losses, said, times = list[float](), list(chosen.notes), list[float]()
     for event in train_events(state, Batches(rows, chosen.train_collate, len(LENGTHS), seed=1), plan):

@@ -68,10 +68,8 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
         chosen = apply_speedups(model, rows, Padding(), device=runtime.device, precision="bf16")
         batches = Batches(rows, chosen.train_collate, batch, seed=1, sampling="random", ahead=4, pinned=True)
         steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=max_steps, num_epochs=epochs)
-        optimizer = make_optimizer(
-            model, learning_rate=5e-5, layers=chosen.fused, only_writer=True, captured=chosen.graphs is not None
-        )
-        state = TrainState(model, optimizer, TaskLoss(labels.task, 2), runtime, speedups=chosen)
+        optimizer = make_optimizer(model, learning_rate=5e-5)
+        state = TrainState(model, optimizer, TaskLoss(labels.task, 2), runtime, speedups=chosen, only_writer=True)
         plan = Plan(steps, ends, Schedule("linear", 5e-5, 0, steps), seed=1, read_back_every=16)
         return train_events(state, batches, plan), steps, state
 

@@ -39,10 +39,8 @@ def make_state(shape: str, batch: int) -> tuple[TrainState, list[Window]]:
     model = make_model(shape)
     chosen = apply_speedups(model, rows, Padding(), device=runtime.device, precision="bf16")
     print(", ".join(chosen.on))
-    optimizer = make_optimizer(
-        model, learning_rate=5e-5, layers=chosen.fused, only_writer=True, captured=chosen.graphs is not None
-    )
-    state = TrainState(model, optimizer, TaskLoss(labels.task, 2), runtime, speedups=chosen)
+    optimizer = make_optimizer(model, learning_rate=5e-5)
+    state = TrainState(model, optimizer, TaskLoss(labels.task, 2), runtime, speedups=chosen, only_writer=True)
     batches = Batches(rows, chosen.train_collate, batch, seed=1, sampling="random", ahead=4, pinned=True)
     return state, list(batches.windows(0))[: len(rows) // batch]
 

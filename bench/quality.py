@@ -52,10 +52,11 @@ def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: 
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=0, num_epochs=epochs)
     state = TrainState(
         model,
-        make_optimizer(model, learning_rate=5e-5, layers=speedups.fused, only_writer=True),
+        make_optimizer(model, learning_rate=5e-5),
         TaskLoss(labels.task, len(labels)),
         runtime,
         speedups=speedups,
+        only_writer=True,
     )
     every = 1 if runtime.device.type == "cpu" else 50
     plan = Plan(steps, ends, Schedule("linear", 5e-5, 0, steps), seed=seed, read_back_every=every)

@@ -174,14 +174,14 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
         weight_decay=chosen.weight_decay,
         layerwise_lr_decay=chosen.layerwise_lr_decay,
         head_lr_scale=chosen.head_lr_scale,
-        layers=speedups.fused,
-        only_writer=True,
     )
     weights = None
     if config.class_weights is not None:
         weights = resolve_class_weights(config.class_weights, train.labels, labels.names)
     objective = TaskLoss(labels.task, len(labels), weights)
-    state = TrainState(model, optimizer, objective, runtime, push=config.adversarial, speedups=speedups)
+    state = TrainState(
+        model, optimizer, objective, runtime, push=config.adversarial, speedups=speedups, only_writer=True
+    )
     sampling, ahead = speedups.best_order(runtime.device), 2 if on_gpu else 0
     size, seed = chosen.per_device_train_batch_size, config.seed
     batches = Batches(train, speedups.train_collate, size, seed=seed, sampling=sampling, ahead=ahead, pinned=on_gpu)

@@ -67,10 +67,10 @@ def our_turns(
     order = chosen.best_order(runtime.device)
     batches = Batches(rows, chosen.train_collate, batch, 1, sampling=order, ahead=4 if on_gpu else 0, pinned=on_gpu)
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=10**7, num_epochs=1)
-    optimizer = make_optimizer(
-        model, learning_rate=5e-5, layers=chosen.fused, only_writer=True, captured=chosen.graphs is not None
+    optimizer = make_optimizer(model, learning_rate=5e-5)
+    state = TrainState(
+        model, optimizer, TaskLoss(Task.BINARY, 2), runtime, speedups=chosen, step=start, only_writer=True
     )
-    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), runtime, speedups=chosen, step=start)
     plan = Plan(steps, ends, Schedule("constant", 5e-5, 0, steps), seed=1, read_back_every=16 if on_gpu else 1)
     events: Iterator[Event] = train_events(state, batches, plan)
     first = True

@@ -264,7 +264,7 @@ def make_split_folder(path: Any, *, kind: str, rows: int = 300, seed: int = 0) -
     (folder / "metrics.json").write_text(
         json.dumps({"validation": both, "test": both, "floors": {"validation": floors, "test": floors}})
     )
-    advice = ["Raise --max_seq_length to 512: the model takes that many."]
+    advice = ["Raise --max_seq_length to 512: the model supports that many."]
     found = [
         {"code": "cut_rows", "severity": "warning", "evidence": "75 rows are cut at 128 tokens.", "advice": advice},
         {"code": "split_leak", "severity": "error", "evidence": "149 test rows are in train.", "advice": []},

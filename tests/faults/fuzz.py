@@ -129,9 +129,7 @@ class Room:
         names |= {"lr_scheduler_kwargs": {}, "max_seq_length": 16, "num_train_epochs": 1, "warmup_ratio": 0.1}
         config = self.case / "config"
         config.mkdir()
-        (config / "c.json").write_text(json.dumps(names))
         (config / "c.yaml").write_text("".join(f"{k}: {json.dumps(v)}\n" for k, v in names.items()))
-        (config / "c.toml").write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in names.items() if v != {}))
         shutil.copytree(self.case, self.good, symlinks=True)
 
     def watch(self) -> None:
@@ -245,7 +243,7 @@ def plan_training(room: Room, rng: random.Random, file: Path, model: list[Path])
     at = room.case
     what = rng.choice(("data", "data", "model", "config", "config", "cache", "output", "git"))
     if what == "config":
-        config = at / "config" / rng.choice(("c.yaml", "c.json", "c.toml"))
+        config = at / "config" / "c.yaml"
         return Plan(
             "train",
             ("data", "model", "cache", "config"),

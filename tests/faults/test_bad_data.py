@@ -68,9 +68,9 @@ ENCODINGS = {
     "latin-1 after a quoted newline": Bad(
         "x.csv", b'text,label\n"a\nb",pos\nx,caf\xe9\n', ("x.csv:4:2: ", "byte offset 26", "0xe9")
     ),
-    "truncated UTF-8": Bad("x.csv", (GOOD + "caf\u00e9").encode()[:-1], ("x.csv:22:1: ", "cut short")),
+    "truncated UTF-8": Bad("x.csv", (GOOD + "caf\u00e9").encode()[:-1], ("x.csv:22:1: ", "truncated")),
     "UTF-16 without a mark": Bad("x.csv", GOOD.encode("utf-16-le"), ("x.csv:1:1: ", "NUL", "--encoding utf-16-le")),
-    "UTF-16 cut in half a character": Bad("x.csv", GOOD.encode("utf-16")[:-1], ("x.csv:21:2: ", "cut short")),
+    "UTF-16 cut in half a character": Bad("x.csv", GOOD.encode("utf-16")[:-1], ("x.csv:21:2: ", "truncated")),
     "mark against --encoding": Bad(
         "x.csv", GOOD.encode("utf-8-sig"), ("x.csv: ", "byte order mark"), {"encoding": "cp1252"}
     ),
@@ -149,7 +149,7 @@ SHAPES = {
 }
 LABELS = {
     "missing": Bad("x.csv", at_line(7, "a b,"), ("x.csv:7:label: the label is missing",)),
-    "unlabelled in train": Bad("x.csv", HEAD + "a,0\nb,1\nc,-1\n", ("x.csv:4:label: -1 means unlabelled",)),
+    "unlabelled in train": Bad("x.csv", HEAD + "a,0\nb,1\nc,-1\n", ("x.csv:4:label: -1 means unlabeled",)),
     "unlabelled in validation": Bad("x.csv", GOOD, ("validation.csv:2:label: -1 means",), {}, HEAD + "a,-1\n"),
     "only in validation": Bad(
         "x.csv", GOOD, ("validation.csv:4:label: 'maybe' is not one of neg, pos",), {}, OTHER + "x,maybe\n"

@@ -15,22 +15,14 @@ import pytest
 from faults.serve_requests import throw
 from faults.serve_stops import Service
 from patience import patient
-from tunesmith.runs.manifest import seal
-from unit.inference.test_prediction import make_run
+from served_model import make_sealed_run
 
 HERE = Path(__file__).parent
 
 
-def make_sealed_run(folder: Path, seed: int) -> Path:
-    run = make_run(folder, seed)
-    run.journal_file.touch()
-    seal(run.model, {"kind": "model"}, {})
-    return folder
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return [make_sealed_run(tmp_path_factory.mktemp("runs") / f"run-{seed}", seed) for seed in (0, 1)]
+    return [make_sealed_run(tmp_path_factory.mktemp("runs") / f"run-{seed}", seed).path for seed in (0, 1)]
 
 
 def test_hostile_requests_are_refused_and_good_ones_between_them_answered(runs: list[Path]) -> None:

@@ -45,6 +45,11 @@ BYTES: dict[str, Any] = {
     "unit_scale": True,
     "bar_format": _ENDS + "{n_fmt}/{total_fmt}  {rate_fmt}  {remaining} left",
 }
+DETAILS = (
+    *("Recipe: ", "New, to be trained", "Exact speed-ups: ", "Tokens: no row", "Order: "),
+    "F1, precision and recall are",
+)
+"""Messages that begin like this are printed only with -v; the report contains them."""
 SHOWN_METRICS = 2
 """Beside the loss, so that the line fits 80 columns; report and journal have them all."""
 
@@ -73,11 +78,13 @@ class Console:
         *,
         bars: bool | None = None,
         logging_steps: float | None = None,
+        verbose: bool = False,
         stream: TextIO | None = None,
     ) -> None:
         self.stream = stream or sys.stderr
         self.bars = self.stream.isatty() and os.environ.get("TERM") != "dumb" if bars is None else bars
         self.logging_steps = logging_steps
+        self.verbose = verbose
         self._watch = Watch()
         self._training: Any = None
         self._bar: Any = None
@@ -95,7 +102,9 @@ class Console:
         return self._watch
 
     def say(self, text: str) -> None:
-        """Prints a sentence above the bars, wrapped to the terminal width."""
+        """Print a sentence above the bars, wrapped to the terminal width. Details are printed only if verbose."""
+        if not self.verbose and text.startswith(DETAILS):
+            return
         if self.bars:
             width = max(40, shutil.get_terminal_size((80, 24)).columns - 1)
             text = textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from tunesmith import __version__
@@ -47,6 +47,7 @@ VERBS: dict[str, dict[str, str]] = {
 }
 """Title -> verb -> help. A verb is in `tunesmith/cli/<verb>.py`."""
 
+ALIASES = {"resume": "train"}
 LEAVES_FILES = ("train", "resume", "demo")
 """Verbs whose work is done without a word on stdout."""
 
@@ -66,11 +67,12 @@ _ENVIRONMENT_ERRORS = (
 def entry() -> None:
     """The console script."""
     prepare_streams()
+    os.environ["MPLBACKEND"] = "agg"  # a command opens no window, and matplotlib fails if the variable is invalid
     sys.exit(main(sys.argv[1:]))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one command and returns its exit code. Nothing but KeyboardInterrupt's kin leaves it as an exception."""
+    """Run one command and return its exit code."""
     debug = "--debug" in argv
     words = [word for word in argv if word != "--debug"]
     try:
@@ -78,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
             code = run_command(words, debug=debug)
         sys.stdout.flush()
         if code == 0 and isinstance(sys.stdout, LostOutput) and sys.stdout.lost and words[0] not in LEAVES_FILES:
-            raise ResourceError("stdout is closed, so what was printed is lost", fix="Leave stdout open.")
+            raise ResourceError("stdout is closed, so the output is lost", fix="Open stdout, or redirect it to a file.")
         return code
     except SystemExit as stop:  # argparse after --help
         return stop.code if isinstance(stop.code, int) else 0
@@ -127,14 +129,13 @@ def run_command(words: Sequence[str], *, debug: bool = False) -> int:
 
 
 def list_verbs() -> dict[str, str]:
-    """The verbs of this build with their one-line help."""
-    every = {verb: text for verbs in VERBS.values() for verb, text in verbs.items()}
-    return {verb: text for verb, text in every.items() if find_spec(f"tunesmith.cli.{verb}") is not None}
+    """Return all verbs with their help."""
+    return {verb: text for verbs in VERBS.values() for verb, text in verbs.items()}
 
 
 def load_verb(verb: str) -> Any:
     """The module of a verb, with `add_arguments(parser)` and `run(args) -> int`."""
-    return import_module(f"tunesmith.cli.{verb}")
+    return import_module(f"tunesmith.cli.{ALIASES.get(verb, verb)}")
 
 
 def make_parser(verb: str, module: Any) -> Any:
@@ -151,16 +152,13 @@ def make_parser(verb: str, module: Any) -> Any:
 
 def overview() -> str:
     """What `tunesmith --help` prints."""
-    known = list_verbs()
     lines = [
         "usage: tunesmith <command> [options]",
         "",
-        "Fine-tune pretrained encoders on labelled text and text pairs.",
+        "Fine-tune pretrained encoders on labeled text and text pairs.",
     ]
     for title, verbs in VERBS.items():
-        here = [verb for verb in verbs if verb in known]
-        if here:
-            lines += ["", f"{title}:", *(f"  {verb:<12}{known[verb]}" for verb in here)]
+        lines += ["", f"{title}:", *(f"  {verb:<12}{text}" for verb, text in verbs.items())]
     lines += [
         "",
         "First steps:",
@@ -189,7 +187,7 @@ def explain(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
     reason = " ".join(str(error).split()) or "no message"
     if kind == "PanicException":
         # the Rust core of a tokenizer: its tokenizer.json, or a text that its patterns choke on
-        return 3, f"error: the tokenizer gave up: {reason[:300]}{again}"
+        return 3, f"error: the tokenizer failed: {reason[:300]}{again}"
     if isinstance(error, RuntimeError) and reason.startswith("Symlink loop"):
         return 4, f"error: a link leads to itself: {reason.partition('from ')[2][:300]}"
     if isinstance(error, OSError) and error.errno in _ENVIRONMENT_ERRORS:

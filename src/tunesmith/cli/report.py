@@ -75,5 +75,7 @@ def next_command(folder: RunDir, finding: Finding) -> str | None:
     options = advised_options(finding.advice[0]) if finding.advice else {}
     if not options or not folder.config_file.is_file():
         return None
+    if "num_train_epochs" in options and "\nmax_steps: -1\n" not in folder.config_file.read_text(encoding="utf-8"):
+        options["max_steps"] = "-1"  # otherwise it overrides the number of epochs
     flags = [word for name, value in options.items() for word in (f"--{name}", value or "")]
     return shlex.join(["tunesmith", "train", str(folder.config_file), "--output_dir", f"{folder.path}-next", *flags])

@@ -1,4 +1,4 @@
-"""`tunesmith train`: from labelled text to a trained, evaluated, loadable model. The same command continues after a crash."""
+"""Fine-tune a model on labeled text. The same command continues a run that was stopped."""
 
 from __future__ import annotations
 
@@ -11,40 +11,85 @@ import textwrap
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tunesmith.cli.parser import add_config_arguments, config_from_args
+from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
+from tunesmith.config.load import load_config
 from tunesmith.config.options import RunConfig
-from tunesmith.errors import ConfigError
+from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.runs.environment import read_launch
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.watch import RunResult, Watch
+    from tunesmith.runs.folder import RunDir
 
 Made = TypeVar("Made")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command: all options of a run."""
-    add_config_arguments(parser)
+    """Add a flag for each option of a run."""
+    add_flag(parser, "-v --verbose", "Print every decision with its reason.")
+    add_config_arguments(parser, run_folder=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains and prints the scores; gives the exit code."""
-    return train(config_from_args(args))
+    """Train, print the scores and return the exit code. With a finished run folder there is nothing to do."""
+    given = None if args.config_file is None else Path(args.config_file)
+    if given is not None and not given.exists() and given.suffix not in (".yaml", ".yml"):
+        raise ConfigError("does not exist", where=str(given), fix="Name a config file (.yaml) or a run folder.")
+    if given is None or not given.is_dir():
+        return train(config_from_args(args), verbose=args.verbose)
+    from tunesmith.runs.doctor import end_of
+    from tunesmith.runs.folder import RunDir
+
+    folder = RunDir(given)
+    end = end_of(folder)
+    if end is not None:
+        print(f"{folder.path}: finished after step {end.step} ({end.reason}); there is nothing to resume")
+        return 0
+    return train(load_config(None, args.given, start=config_of_run(folder)), verbose=args.verbose)
 
 
-def train(config: RunConfig) -> int:
-    """Trains a config and prints the results, on rank 0."""
+def config_of_run(folder: RunDir) -> RunConfig:
+    """Return the config of a run. Relative paths are resolved in the folder where the run was started."""
+    from tunesmith.runs.folder import BEST_OPTIONS, open_run, read_environment
+
+    started = folder.path / BEST_OPTIONS
+    file = started if started.is_file() else folder.config_file  # the options as set, before best chose among them
+    if not file.is_file():
+        open_run(folder.path)
+        raise ConfigError("does not exist", where=str(folder.config_file), fix="Run the training command again.")
+    config = replace(load_config(file, need_data=False), output_dir=str(folder.path))
+    if not (config.train_file or config.dataset_name or config.task_name):
+        raise ConfigError(
+            "names no data file: the data was passed in Python",
+            where=str(folder.config_file),
+            fix="Call finetune(...) again with the same data and the same output_dir.",
+        )
+    home = Path()
+    with suppress(CheckpointError):
+        home = Path(read_environment(folder.environment_file).get("folder") or "")
+    for name in ("train_file", "validation_file", "test_file", "model_name_or_path", "tokenizer_name", "cache_dir"):
+        value = getattr(config, name)
+        if isinstance(value, str) and not Path(value).exists() and (home / value).exists():
+            moved: dict[str, Any] = {name: str(home / value)}
+            config = replace(config, **moved)
+    return config
+
+
+def train(config: RunConfig, *, verbose: bool = False) -> int:
+    """Train a config and print the results on rank 0."""
     first = read_launch().rank == 0
     if config.seeds > 1 or (config.folds is not None and config.fold is None):
-        return _train_repeats(config)
+        return _train_repeats(config, verbose)
     if config.recipe == "best":
-        return _train_best(config)
+        return _train_best(config, verbose)
     if not first:
         logging.getLogger("tunesmith").setLevel(logging.ERROR)
-    result = train_on_console(config)
+    result = train_on_console(config, verbose=verbose)
     from tunesmith.training.distributed import leave_ranks
 
     leave_ranks()
@@ -55,12 +100,12 @@ def train(config: RunConfig) -> int:
     return 0
 
 
-def train_on_console(config: RunConfig) -> RunResult:
-    """Trains a config with bars or lines on stderr."""
+def train_on_console(config: RunConfig, *, verbose: bool = False) -> RunResult:
+    """Train a config with progress on stderr."""
     import_torch_in_background()
     from tunesmith.pipeline.train import finetune
 
-    return with_console(config, lambda watch: finetune(config, watch=watch))
+    return with_console(config, lambda watch: finetune(config, watch=watch), verbose=verbose)
 
 
 def import_torch_in_background() -> None:
@@ -73,14 +118,15 @@ def import_torch_in_background() -> None:
     threading.Thread(target=load, name="import torch").start()
 
 
-def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
-    """The result of the job, with its messages and events on stderr."""
+def with_console(config: RunConfig, job: Callable[[Watch], Made], *, verbose: bool = False) -> Made:
+    """Run the job with its messages and events on stderr and return its result."""
     from tunesmith.cli.console import Console, quiet_libraries
 
     quiet_libraries()
     console = Console(
         bars=None if config.disable_tqdm is None else not config.disable_tqdm,
         logging_steps=config.logging_steps,
+        verbose=verbose,
     )
     try:
         return job(console.watch())
@@ -88,17 +134,17 @@ def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
         console.close()
 
 
-def _train_repeats(config: RunConfig) -> int:
-    """Folds and seeds: trains each run, then prints the pooled scores."""
+def _train_repeats(config: RunConfig, verbose: bool) -> int:
+    """Train a run per fold and seed, then print the pooled scores."""
     from tunesmith.pipeline.folds import run_repeats
 
     if read_launch().world > 1:
         raise ConfigError(
-            "--folds and --seeds train one run after the other, on one rank", fix="Leave the launcher out."
+            "--folds and --seeds train one run after the other in one process", fix="Start it without a launcher."
         )
-    found = with_console(config, lambda watch: run_repeats(config, watch))
+    found = with_console(config, lambda watch: run_repeats(config, watch), verbose=verbose)
     for seed, scores in found.pooled.items():
-        print(f"\nheld-out rows of {len(found.runs) // len(found.pooled)} run(s), seed {seed}, with 95% intervals:")
+        print(f"\nheld-out examples of {len(found.runs) // len(found.pooled)} run(s), seed {seed}, with 95% intervals:")
         width = max((len(name) for name in scores), default=0)
         for name, score in scores.items():
             print(f"  {name:<{width}}  {score.text()}")
@@ -112,19 +158,21 @@ def _train_repeats(config: RunConfig) -> int:
     return 0
 
 
-def _train_best(config: RunConfig) -> int:
-    """Trains many runs within a time budget for one model; prints the runs, then the results of the model."""
+def _train_best(config: RunConfig, verbose: bool) -> int:
+    """Train several models within the time budget; print them, then the results of the best one."""
     from tunesmith.tuning.best import run_best
 
     if read_launch().world > 1:
-        raise ConfigError("--recipe best trains one run after the other, on one rank", fix="Leave the launcher out.")
-    found = with_console(config, lambda watch: run_best(config, watch))
+        raise ConfigError(
+            "--recipe best trains one run after the other in one process", fix="Start it without a launcher."
+        )
+    found = with_console(config, lambda watch: run_best(config, watch), verbose=verbose)
     print(f"\ntried, in {found.table['seconds']:.0f} s of {config.time_budget}:")
     for one in found.table["tried"]:
         for name, run in one["runs"].items():
             score = f"{run['metric']} {abs(run['score']):.4f}" if run["score"] is not None else run["why"] or "trained"
             print(f"  {name}  {score}  ({one['what']}; {run['seconds']:.0f} s)")
-    print(f"deployed: {found.table['deployed']}   (best.json says why)")
+    print(f"deployed: {found.table['deployed']}   (reasons: best.json)")
     print_scores(found.result)
     print_diagnosis(found.result)
     print_next(found.result)
@@ -132,18 +180,22 @@ def _train_best(config: RunConfig) -> int:
 
 
 def print_scores(result: RunResult) -> None:
-    """Prints every score with its interval, and which weights were scored."""
-    width = max((len(s.title(m)) for found in result.scores.values() for m, s in found.items()), default=0)
-    for split, found in result.scores.items():
+    """Print the scores of the last split with intervals, one line for each other split, and which weights were kept."""
+    *others, last = list(result.scores.items()) or [("", {})]
+    for split, found in others:
+        shown = [f"{score.title(metric)} {score.text()}" for metric, score in list(found.items())[:2]]
+        print(f"\n{split}: {', '.join(shown)}")
+    split, found = last
+    width = max((len(score.title(metric)) for metric, score in found.items()), default=0)
+    if found:
         print(f"\n{split} scores, with 95% intervals:")
-        for metric, score in found.items():
-            print(f"  {score.title(metric):<{width}}  {score.text()}")
+    for metric, score in found.items():
+        print(f"  {score.title(metric):<{width}}  {score.text()}")
     if not result.scores:
-        print("\nno labelled rows to score: give --validation_file or --test_file")
+        print("\nno scores: there is no labeled data to evaluate on. Set --validation_file or --test_file")
     if result.warnings and result.scores:
-        print("\nbefore you trust these scores:")
-        for line in result.warnings:
-            print(textwrap.fill(line, _width(), initial_indent="  ", subsequent_indent="    "))
+        count = f"{len(result.warnings)} warning{'s' if len(result.warnings) > 1 else ''}"
+        print(f"\nbefore you trust these scores: {count} about the data above, and in report.html")
     if result.best_step is not None:
         print(f"\nkept the weights of step {result.best_step} of {result.steps} (best validation score)")
     else:
@@ -151,7 +203,7 @@ def print_scores(result: RunResult) -> None:
 
 
 def print_diagnosis(result: RunResult) -> None:
-    """Prints the diagnosis of the curves."""
+    """Print the diagnosis of the learning curves."""
     if result.diagnosis:
         print("\ndiagnosis:")
         for line in result.diagnosis:
@@ -164,9 +216,9 @@ def _width() -> int:
 
 
 def print_next(result: RunResult) -> None:
-    """Prints the run folder and the next commands."""
+    """Print the run folder and the next commands."""
     folder = shlex.quote(str(result.run.path))
     print(f"\nrun folder: {result.run.path}   (report.html, curves.png, README.md, model/)\nnext:")
-    print(f"  tunesmith predict {folder} --input new.csv --output labelled.csv")
-    print(f"  tunesmith evaluate {folder} --test_file labelled.csv")
+    print(f"  tunesmith predict {folder} --input new.csv --output predictions.csv")
+    print(f"  tunesmith evaluate {folder} --test_file labeled.csv")
     print(f"  tunesmith report {folder}")

@@ -74,7 +74,7 @@ def require_clean(findings: Sequence[Finding], *, strict: bool) -> None:
     if strict and bad:
         listed = "".join(f"\n  {finding.code}: {finding.evidence}" for finding in bad)
         problem = f"the audit has {len(bad)} warning{'s' * (len(bad) > 1)}, and --strict_data is set:{listed}"
-        raise DataError(problem, fix="Correct the data, or leave --strict_data out")
+        raise DataError(problem, fix="Correct the data, or omit --strict_data")
 
 
 def _names(part: Part, columns: Columns) -> list[str]:
@@ -683,7 +683,7 @@ def _constant(where: Split, rows: Ints, characters: Ints) -> list[Finding]:
 def _contradictions(
     parts: Mapping[str, Part], rows: Mapping[str, Ints], ids: Mapping[str, Ints], labels: LabelMap
 ) -> list[Finding]:
-    """Rows with the same text and another label (other labels, a number far away), in all labelled rows together."""
+    """Rows with the same text and another label (other labels, a number far away), in all labeled rows together."""
     first = first_equal(np.concatenate([row_keys(found) for found in rows.values()]))
     group = np.where(first >= 0, first, np.arange(len(first), dtype=np.int32))
     given, apart, what = np.concatenate([ids[split] for split in rows]), 0.0, "a different label"
@@ -793,16 +793,14 @@ def check_cut(
     share, words = cut / max(rows, 1), lost / max(tokens, 1)
     if not cut:
         return []
-    evidence = (
-        f"{cut:,} of {rows:,} rows are longer than {length} tokens and are cut; {words:.1%} of all tokens are lost."
-    )
+    evidence = f"{cut:,} of {rows:,} rows are longer than {length} tokens and are truncated; {words:.1%} of all tokens are lost."
     numbers = {"rows": cut, "share": share, "tokens_lost": words, "length": length}
     if limit is None or length < limit:
         upto = longest if limit is None else min(longest, limit)
-        why = "99% of the rows fit then" if upto == longest else "the model takes that many"
+        why = "99% of the rows fit then" if upto == longest else "the model supports that many"
         advice = f"Raise --max_seq_length to {upto}: {why}."
     else:
-        advice = f"The model takes no more than {limit}: --long_texts says what it sees of a longer row."
+        advice = f"The model supports at most {limit}; --long_texts sets which part of a longer row it sees."
     severity: Severity = "warning" if share >= CUT_SHARE and words >= CUT_SHARE else "info"
     return [Finding("cut_rows", severity, evidence, (advice,), numbers=numbers)]
 
@@ -853,9 +851,7 @@ def _scripts(letters: Ints, counts: Ints, unknown: Ints) -> list[Finding]:
         most = PIECES_A_CHARACTER if name in WHOLE_CHARACTERS else PIECES_A_LETTER
         if name == "Latin" or pieces < most or unknown[rows].any():
             continue
-        evidence = (
-            f"{shares[name]:.1%} of the rows are {name}, which the tokenizer spells out ({pieces:.1f} tokens a letter)."
-        )
+        evidence = f"{shares[name]:.1%} of the rows are {name}, which the tokenizer spells out ({pieces:.1f} tokens per letter)."
         advice = ("Use a model that was trained on this script: this one cannot read it.",)
         findings.append(
             Finding("unreadable_script", "warning", evidence, advice, numbers={"script": name, "pieces": pieces})
@@ -884,7 +880,7 @@ def _languages(texts: Sequence[str], tokens: Ints) -> list[Finding]:
         pieces = float(tokens[rows[name]].sum() / max(sum(len(texts[row].split()) for row in rows[name]), 1))
         if name != "English" and pieces >= (OF_LONG_WORDS if name in LONG_WORDS else PIECES_A_WORD):
             evidence = (
-                f"{shares[name]:.0%} of the rows are {name}, of which the tokenizer makes {pieces:.1f} tokens a word."
+                f"{shares[name]:.0%} of the rows are {name}, of which the tokenizer makes {pieces:.1f} tokens per word."
             )
             advice = (
                 f"Use a model that was trained on {name}, or a multilingual one: this one knows few of its words.",
@@ -894,6 +890,6 @@ def _languages(texts: Sequence[str], tokens: Ints) -> list[Finding]:
     if len(shares) > 1:
         words = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
         evidence = f"The texts are in several languages: {words} of the rows whose language is clear."
-        advice = ("Use a multilingual model, or train one model a language; look at the scores of each.",)
+        advice = ("Use a multilingual model, or train one model per language; look at the scores of each.",)
         findings.append(Finding("mixed_languages", "info", evidence, advice, numbers=shares))
     return findings

@@ -98,7 +98,9 @@ def sort_out(
             for row in sorted(found):
                 cells = {name: rows[row][name] for name in names}
                 bad.append(BadRow(source.where(row), tuple(map(str, found[row])), cells))
-            notes.append(f"{len(found):,} of {source.dataset.num_rows:,} {split} rows were left out: bad_rows.jsonl.")
+            notes.append(
+                f"{len(found):,} of {source.dataset.num_rows:,} {split} rows were skipped: see bad_rows.jsonl."
+            )
     return kept, bad
 
 

@@ -102,7 +102,7 @@ class RowCache:
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             why = "the disk is full" if full else error.strerror or str(error)
-            fix = "Free some space or give another --cache_dir." if full else "Give another --cache_dir."
+            fix = "Free some space or set a different --cache_dir." if full else "Set a different --cache_dir."
             raise ResourceError(
                 f"the cache of rows cannot be written ({why})", where=str(self.root), fix=fix
             ) from error

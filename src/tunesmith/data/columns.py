@@ -191,12 +191,12 @@ class ColumnChooser:
         for pair in PAIRS:
             found = tuple(n for n in self._find(pair) if n in readable)
             if len(found) == 2:
-                return [found], f"Text: the pair {quoted(found)}, recognised by its names."
+                return [found], f"Text: the pair {quoted(found)}, recognized by its names."
         texts = [n for n in readable if self.profiles[n].kind == "text"]
         named = [n for n in self._find(SINGLES) if n in readable]
         sure = [n for n in named if n in texts] or named
         if len(sure) == 1:
-            why = f"Text: column {sure[0]!r}, recognised by its name."
+            why = f"Text: column {sure[0]!r}, recognized by its name."
             others = [n for n in texts if n != sure[0]]
             if others:
                 both = f"--text_column_names {sure[0]},{others[0]}"
@@ -206,7 +206,7 @@ class ColumnChooser:
             return [(n,) for n in sure], ""
         weak = self._find(WEAK_SINGLES)[:1]
         if weak and weak[0] in readable and set(texts) <= {*weak}:
-            return [(weak[0],)], f"Text: column {weak[0]!r}, recognised by its name."
+            return [(weak[0],)], f"Text: column {weak[0]!r}, recognized by its name."
         return self._unnamed_texts(texts, readable)
 
     def _unnamed_texts(self, texts: list[str], readable: list[str]) -> tuple[list[tuple[str, ...]], str]:
@@ -215,11 +215,11 @@ class ColumnChooser:
             varied = [n for n in words if self.profiles[n].different > self.profiles[n].values / 2]
             alone = None if varied else self._beside_labels(readable)
             if alone is not None:
-                return [(alone,)], f"Text: column {alone!r}, the only one beside the labels."
+                return [(alone,)], f"Text: column {alone!r}, the only one besides the labels."
             texts = varied or [n for n in words if self.profiles[n].kind != "id"]
         if not texts:
             problem = f"no text column found among: {', '.join(self.source.column_names)}"
-            raise DataError(problem, where=self.source.origin, fix="Give --text_column_names.")
+            raise DataError(problem, where=self.source.origin, fix="Set --text_column_names.")
         if len(texts) == 1:
             return [(texts[0],)], f"Text: column {texts[0]!r}, the only one of long and varied texts."
         if len(texts) == 2 and _pair_names(*texts):
@@ -236,10 +236,10 @@ class ColumnChooser:
         return found[0] if alone else None
 
     def _label_candidates(self, text: tuple[str, ...], taken: set[str]) -> tuple[list[str], str]:
-        """The possible label columns; one entry when it is sure. 0/1 columns are joined by commas: several labels a row."""
+        """The possible label columns; one entry when it is sure. 0/1 columns are joined by commas: several labels per row."""
         sure = self._sure_label()
         if sure is not None and sure not in text:
-            return [sure], f"Label: column {sure!r}, recognised by its name."
+            return [sure], f"Label: column {sure!r}, recognized by its name."
         left = {n: p for n, p in self.profiles.items() if n not in text and (n not in taken or p.kind == "label")}
         found = [n for n, p in left.items() if p.kind in ("label", "list", "number") and p.different != 1]
         switches = [n for n, p in left.items() if p.kind == "switch" and p.different != 1]
@@ -247,11 +247,11 @@ class ColumnChooser:
         weak = [n for n in self._find(WEAK_LABELS) if n in found or n in switches]
         classes = [n for n in (*found, *switches) if left[n].kind != "number"]
         if len(weak) == 1 and not [n for n in classes if n not in weak and n.lower() not in ASIDE]:
-            return [weak[0]], f"Label: column {weak[0]!r}, recognised by its name."
+            return [weak[0]], f"Label: column {weak[0]!r}, recognized by its name."
         answers = [n for n in left if n.lower() == "prediction" or n.lower().startswith(("prob_", "probability_"))]
         useful = [n for n in found if n.lower() not in ASIDE and n not in answers] or found
         if len(switches) > 1 and not useful:
-            return [",".join(switches)], f"Label: the 0/1 columns {', '.join(switches)}, several labels a row."
+            return [",".join(switches)], f"Label: the 0/1 columns {', '.join(switches)}, several labels per row."
         joined = [",".join(hot)] if len(hot) >= 3 else []
         every = [*joined, *useful, *(n for n in switches if not joined or n not in hot)]
         if every and set(every) <= set(answers):
@@ -280,7 +280,7 @@ class ColumnChooser:
             shown = "; ".join(known[names[0]] for names in texts if len(names) == 1)
             asked.append(f"which column holds the text (two for a pair)? Candidates: {shown}")
         if len(labels) > 1:
-            shown = "; ".join(known.get(n, f"{n!r} (several labels a row)") for n in labels)
+            shown = "; ".join(known.get(n, f"{n!r} (several labels per row)") for n in labels)
             asked.append(f"which column is the label? Candidates: {shown}")
         flags = f"--text_column_names {shlex.quote(','.join(texts[0]))} --label_column_name {shlex.quote(labels[0])}"
         return DataError("; ".join(asked), where=self.source.origin, fix=f"Set for example {flags}.")
@@ -364,7 +364,7 @@ def infer_columns(
     text = split_names(text_column_names)
     for name in text:
         require_text(train, name)
-    why_text = f"Text: {quoted(text)}, as asked." if text else ""
+    why_text = f"Text: {quoted(text)}, as requested." if text else ""
     if not text and glue is not None:
         text, why_text = glue_text, f"Text: {quoted(glue_text)}, the columns of GLUE {glue}."
     chooser = ColumnChooser(train)
@@ -373,7 +373,7 @@ def infer_columns(
     elif not text:
         _refuse_absent_header(chooser)
     text, by_text, label, by_label = chooser.choose(text, label_column_name)
-    why_text, why_label = why_text or by_text, by_label or f"Label: column {label!r}, as asked."
+    why_text, why_label = why_text or by_text, by_label or f"Label: column {label!r}, as requested."
     if label in text:
         raise ConfigError(f"column {label!r} cannot be both text and label")
     for split, source in sources.items():
@@ -450,7 +450,7 @@ def _choose_task(
             return Task.MULTILABEL, f"Task: multilabel, because {label!r} contains lists."
     survey = survey_labels(source, label)
     if separator is not None and separator != "none":
-        return Task.MULTILABEL, f"Task: multilabel, labels of a cell set apart by {separator!r}, as asked."
+        return Task.MULTILABEL, f"Task: multilabel, labels of a cell set apart by {separator!r}, as requested."
     found = None if separator == "none" or class_names(source, label) else find_separator(survey.counts)
     if found in DOUBTFUL_SEPARATORS:
         word = DOUBTFUL_SEPARATORS[found]

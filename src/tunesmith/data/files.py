@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from tunesmith.errors import ConfigError, DataError, ResourceError
 
@@ -31,7 +30,7 @@ KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
 
 
 def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]:
-    """(kind, whether it is gzipped); "lines" if the kind must be recognised from the content."""
+    """(kind, whether it is gzipped); "lines" if the kind must be recognized from the content."""
     suffixes = [s.lower() for s in path.suffixes]
     gzipped = bool(suffixes) and suffixes[-1] in (".gz", ".gzip")
     suffix = (suffixes[:-1] if gzipped else suffixes)[-1:] or [""]
@@ -42,7 +41,7 @@ def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, b
         kind = "csv"
     if kind is None:
         known = "csv, tsv, jsonl, json, txt, xlsx, parquet, arrow, each also as .gz"
-        named = "Rename the file, or give --delimiter if its lines are a table."
+        named = "Rename the file, or set --delimiter if its lines are a table."
         fix = {".zip": "Unpack it first, or use gzip.", "": named}.get(suffix[0])
         problem = f"cannot tell the format from the ending {suffix[0]!r}: known are {known}"
         raise DataError(problem, where=origin, fix=fix)
@@ -68,14 +67,13 @@ class CountedBytes:
         origin: str,
         gzipped: bool,
         limits: DecompressionLimits,
-        open_file: Callable[[], IO[bytes]] | None = None,
     ) -> None:
         self.origin = origin
         self.limits = limits
-        self.size = path.stat().st_size if open_file is None else 0
+        self.size = path.stat().st_size
         self.bytes_in = self.bytes_out = 0
         self._hash = hashlib.sha256()
-        self._file = path.open("rb", buffering=0) if open_file is None else open_file()
+        self._file = path.open("rb", buffering=0)
         self._unpacked = gzip.GzipFile(fileobj=_Hooked(self._read_file)) if gzipped else None  # type: ignore[call-overload]
 
     def __enter__(self) -> CountedBytes:
@@ -227,7 +225,7 @@ def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, i
         if head.startswith(mark):
             if asked is not None and not codec.startswith(_WITHOUT_MARK.get(asked, asked).rsplit("-", 1)[0]):
                 problem = f"starts with a byte order mark of {codec}, but --encoding {encoding} was asked for"
-                raise DataError(problem, where=origin, fix="Leave --encoding out.")
+                raise DataError(problem, where=origin, fix="Omit --encoding.")
             return codec, len(mark)
     if asked is None:
         return "utf-8", 0
@@ -237,11 +235,11 @@ def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, i
 def _describe(error: UnicodeDecodeError, start: int, codec: str) -> UnreadableText:
     bad = error.object[error.start : error.start + 1]
     if error.start + 4 > len(error.object) and error.reason in ("unexpected end of data", "truncated data"):
-        problem = f"the file ends inside a character (byte offset {start}, 0x{bad.hex()}): it is cut short"
+        problem = f"the file ends inside a character (byte offset {start}, 0x{bad.hex()}): it is truncated"
         return UnreadableText(problem, "Copy the file again.")
     problem = f"byte 0x{bad.hex()} at byte offset {start} is not {codec} ({error.reason})"
     if codec != "utf-8":
-        return UnreadableText(problem, "Give the right --encoding.")
+        return UnreadableText(problem, "Set the right --encoding.")
     guess, text = guess_encoding(bytes(error.object))
     return UnreadableText(problem, f"Set --encoding {guess} if {text!r} is the right text, or save the file as UTF-8.")
 

@@ -61,7 +61,7 @@ def load_from_hub(
             log.warning("%s comes from the copy on disk: %s", dataset_name, reason)
             return found
     title = f"{dataset_name} ({config_name})" if config_name else dataset_name
-    fix = "Connect and run it once, or give local files with --train_file."
+    fix = "Connect and run it once, or set --train_file to local files."
     raise ResourceError(f"the dataset {title} is not on this machine and {reason}", fix=fix)
 
 

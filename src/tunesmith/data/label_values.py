@@ -152,7 +152,7 @@ def class_names(source: Source, column: str) -> list[str] | None:
 
 
 def is_list_type(arrow_type: Any) -> bool:
-    """Whether cells are lists: several labels a row."""
+    """Whether cells are lists: several labels per row."""
     import pyarrow as pa
 
     return isinstance(arrow_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
@@ -184,7 +184,7 @@ def _as_names(cells: Any, known: list[str] | None, source: Source, column: str, 
             at = pc.index(bad, True).as_py()
             problem = f"label id {cells[at].as_py()} is outside of 0 to {len(known) - 1} ({', '.join(known[:6])})"
             raise DataError(
-                problem, where=source.where(int(rows[at]), column), fix="Correct the id; -1 means unlabelled."
+                problem, where=source.where(int(rows[at]), column), fix="Correct the id; -1 means unlabeled."
             )
         padded = pa.array([*known, "-1"])
         return padded.take(pc.if_else(pc.equal(cells, -1), pa.scalar(len(known), kind), cells))

@@ -2,7 +2,7 @@
 
 Names come from `label_names`, else from a ClassLabel, else from the values in train: whole numbers in numeric order, text in code
 point order; a model with a trained head for the same names gives its order. Of two classes the second is the positive one, whose
-F1, precision and recall are reported. A label that train does not have is refused. -1 means unlabelled and is allowed in test
+F1, precision and recall are reported. A label that train does not have is refused. -1 means unlabeled and is allowed in test
 only, unless `label_names` has it. Labels that differ only in case or spaces are one question.
 """
 
@@ -79,7 +79,7 @@ def encode_labels(
     column = columns.label
     if column is None or not any(column in source.column_names for source in sources.values()):
         missing = "label column" if column is None else f"column {column!r}"
-        raise DataError(f"there is no {missing}", fix="Name it with --label_column_name.")
+        raise DataError(f"there is no {missing}", fix="Set --label_column_name.")
     if ENCODED in columns.text:
         raise DataError(f"a text column is named {ENCODED!r}, as the labels are inside", fix="Rename it in the data.")
     if columns.task is Task.REGRESSION:
@@ -118,7 +118,7 @@ def _refuse_single_label(train: Source, column: str, survey: Survey, naming: Nam
     present = survey.counts.keys() & set(naming.values)
     if len(present) == 1:
         problem = f"all {survey.rows:,} rows have the one label {min(present)!r}: there is nothing to learn"
-        fix = "Add rows with another label, or give --allow_single_label."
+        fix = "Add rows with another label, or set --allow_single_label."
         raise DataError(problem, where=train.where(0, column), fix=fix)
 
 
@@ -211,7 +211,7 @@ def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, co
     if len(found) == len(names):
         return Naming(names, ordered)
     problem = f"--label_names gives {len(names)} names for the {len(found)} labels {', '.join(ordered[:8])}"
-    raise DataError(problem, where=f"{train.origin}:{column}", fix="Give one name a label, in id order.")
+    raise DataError(problem, where=f"{train.origin}:{column}", fix="List one name per label, in id order.")
 
 
 def is_whole(name: str) -> bool:
@@ -242,7 +242,7 @@ def _put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | N
     if positive is None or positive == naming.names[1]:
         return naming
     if not free:
-        fix = f"Give --label_names {naming.names[1]},{naming.names[0]} as well."
+        fix = f"Set --label_names {naming.names[1]},{naming.names[0]} as well."
         raise ConfigError(f"--positive_label {asked!r} is label 0 here, and the order is fixed", fix=fix)
     return Naming(naming.names[::-1], naming.values[::-1])
 
@@ -252,7 +252,7 @@ def _check_split(
 ) -> None:
     """Refuses missing, unlabelled and unknown labels with their first row."""
     if survey.first_missing is not None:
-        fix = "Fill it in; -1 marks an unlabelled test row."
+        fix = "Fill it in; -1 marks an unlabeled test row."
         raise DataError("the label is missing", where=source.where(survey.first_missing, column), fix=fix)
     for value, row in survey.first_row.items():
         if value in naming.values:
@@ -262,7 +262,7 @@ def _check_split(
             if unlabelled_allowed:
                 continue
             fix = f"Remove such rows, or set --label_names={','.join((value, *naming.values[:20]))} if -1 is a class."
-            raise DataError(f"-1 means unlabelled, which {source.name} rows cannot be", where=where, fix=fix)
+            raise DataError(f"-1 means unlabeled, which {source.name} rows cannot be", where=where, fix=fix)
         raise _unknown(value, naming, where, is_train=is_train)
 
 
@@ -273,7 +273,7 @@ def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataE
         seen = fold_case(same) == fold_case(value)
         how = "case or spaces" if seen else "its Unicode form, invisible characters or the way a number is written"
         problem = f"{value!a} differs from {same!a} only in {how}"
-        return DataError(problem, where=where, fix="Write both the same, or give --merge_label_variants.")
+        return DataError(problem, where=where, fix="Write both the same, or set --merge_label_variants.")
     of = "" if is_train else " (the labels in train)"
     problem = f"{value!r} is not one of {', '.join(shown)}{of}"
     fix = did_you_mean(value, naming.values) or "Correct it, or add such rows to train."
@@ -543,7 +543,7 @@ def merge_variants(
     changed = spelling_of(every | dict.fromkeys(names, most))
     if changed:
         shown = first_few([f"{old!r} as {new!r}" for old, new in changed.items()], SHOWN)
-        notes.append(f"Labels that differ only in case, spaces or form are one, as asked: {shown}.")
+        notes.append(f"Labels that differ only in case, spaces or form are one, as requested: {shown}.")
     return {**sources, **{split: _respell(source, label, changed) for split, source in labelled.items()}}
 
 

@@ -251,7 +251,7 @@ def sample_rows(part: Part, names: list[str], most: int) -> RowSample:
 
 
 CLOSE, COPIED = 65, 93
-"""Percent of the pairs of neighbouring bytes, each as often as it occurs, that two texts have in common: below the first they
+"""Percent of the pairs of neighboring bytes, each as often as it occurs, that two texts have in common: below the first they
 are never nearly equal, from the second on always."""
 BY_NATURE, FEW = 0.006, 4
 """Share of the texts that may be between both before the lower bound is raised (bench/audit_near.py), and a number of them."""
@@ -370,21 +370,21 @@ def _bits(texts: int) -> int:
 
 
 def _candidates(packed: Ints, texts: int, train_texts: int) -> Ints:
-    """(earlier, later) text numbers in one bucket: neighbours, and the last text of train before the later one."""
+    """(earlier, later) text numbers in one bucket: neighbors, and the last text of train before the later one."""
     bits = _bits(texts)
     numbers = (packed.astype(np.uint32) & np.uint32((1 << bits) - 1)).view(np.int32)
     packed >>= np.uint64(bits)
     same = np.zeros(len(packed), bool)
     same[1:] = packed[1:] == packed[:-1]
     later = np.flatnonzero(same)
-    neighbours = np.stack([numbers[later - 1], numbers[later]], axis=1)
+    neighbors = np.stack([numbers[later - 1], numbers[later]], axis=1)
     places = np.arange(len(same), dtype=np.int32)
     begin = np.maximum.accumulate(np.where(same, np.int32(0), places))
     place = np.where(numbers < train_texts, places, np.int32(0))
     last = np.maximum.accumulate(place)[later]
     apart = (numbers[later] >= train_texts) & (last >= begin[later]) & (numbers[last] < train_texts)
     across = np.stack([numbers[last[apart]], numbers[later[apart]]], axis=1)
-    return np.unique(np.concatenate([neighbours, across]), axis=0) if len(later) else neighbours
+    return np.unique(np.concatenate([neighbors, across]), axis=0) if len(later) else neighbors
 
 
 def similarity(survey: TextSurvey, pairs: Ints) -> Ints:
@@ -407,7 +407,7 @@ def similarity(survey: TextSurvey, pairs: Ints) -> Ints:
 
 
 def _letter_counts(block: FoldedBlock) -> Ints:
-    """(texts, 1024): how often each pair of neighbouring bytes occurs, bytes by their last five bits (a letter has its own)."""
+    """(texts, 1024): how often each pair of neighboring bytes occurs, bytes by their last five bits (a letter has its own)."""
     grams, counts = list_grams(block, 2)
     codes = ((grams & np.uint32(31)) << np.uint32(5)) | ((grams >> np.uint32(8)) & np.uint32(31))
     owners = np.repeat(np.arange(len(counts), dtype=np.int64) << 10, counts)

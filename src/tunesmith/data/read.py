@@ -193,7 +193,7 @@ def _hold_out(
     given = any(split.startswith("validation") for split in parts)
     if given and fold is not None:
         problem = "--folds takes its validation rows from the training rows, and there are validation rows already"
-        raise ConfigError(problem, fix="Leave --folds out, or put all labelled rows into one training file.")
+        raise ConfigError(problem, fix="Omit --folds, or put all labeled rows into one training file.")
     if given:
         return parts
     if fraction == 0 and fold is None:
@@ -348,7 +348,7 @@ def _refuse_no_content(path: Path, origin: str) -> None:
 
 
 def _recognised(file: _File) -> _File:
-    """The file with its format and delimiter as recognised from its first lines; lines that are not a table are refused."""
+    """The file with its format and delimiter as recognized from its first lines; lines that are not a table are refused."""
     if file.kind == "lines":
         kind, dialect = recognise_lines(_first_text(file), file.origin)
         file = replace(file, kind=kind, dialect=dialect)
@@ -472,6 +472,6 @@ def load_folder(path: Path, origin: str) -> Any:
     if not is_saved_dataset(path):
         files = sorted(p.name for p in path.iterdir() if p.suffix in KINDS)[:5] if os.access(path, os.R_OK) else []
         fix = f"Give a file in it: {', '.join(files)}." if files else None
-        raise DataError("is a folder, but not one that save_to_disk wrote", where=origin, fix=fix)
+        raise DataError("is a folder that was not written by save_to_disk", where=origin, fix=fix)
     with binary_errors("a saved dataset", origin):
         return load_from_disk(str(path))

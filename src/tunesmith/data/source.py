@@ -65,7 +65,7 @@ class Source:
     def no_column(self, name: str, flag: str) -> DataError:
         """The error for a column that is not there; `flag` names another one."""
         found = self.column_names
-        fix = " ".join(filter(None, (did_you_mean(name, found), f"Name it with {flag}.")))
+        fix = " ".join(filter(None, (did_you_mean(name, found), f"Set {flag}.")))
         where = f"{self.origin}:1" if self.lines else self.origin
         return DataError(f"no column {name!r}; found: {', '.join(found)}", where=where, fix=fix)
 

@@ -61,9 +61,9 @@ def gather_sources(
     elif named:
         splits = named
     else:
-        raise ConfigError("no data given", fix="Give --train_file, --dataset_name or --task_name.")
+        raise ConfigError("no data given", fix="Set --train_file, --dataset_name or --task_name.")
     if "train" not in splits:
-        fix = "Give --train_file, or name the split train."
+        fix = "Set --train_file, or name the split train."
         raise DataError(f"there is no train split, only {', '.join(splits)}", fix=fix)
     first = [s for s in ("train", "validation", "test") if s in splits]
     sources = {s: read(splits[s], name=s) for s in [*first, *(s for s in splits if s not in first)]}
@@ -105,7 +105,7 @@ def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes:
         problem = f"--split_column_name: no column {asked!r}; found: {', '.join(train.column_names)}"
         raise DataError(problem, where=train.origin, fix=did_you_mean(asked, train.column_names))
     if asked is not None and len(sources) > 1:
-        raise ConfigError("--split_column_name is about one file with all rows", fix="Give --train_file alone.")
+        raise ConfigError("--split_column_name is about one file with all rows", fix="Set --train_file alone.")
     name = asked or next((n for n in train.column_names if n.lower().strip() in SPLIT_COLUMNS), None)
     if name is None:
         return dict(sources)
@@ -119,7 +119,7 @@ def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes:
             raise DataError(f"column {name!r} {what}", where=train.origin, fix=fix)
         if len(found) > 1 and any("train" in cell for cell in found):
             shown = ", ".join(sorted(found)[:4])
-            notes.append(f"Column {name!r} ({shown}) is not followed: all rows of the file are training data.")
+            notes.append(f"Column {name!r} ({shown}) is not used: all rows of the file are training data.")
         return dict(sources)
     if len(set(map(SPLITS.get, found))) == 1:
         return dict(sources)
@@ -149,7 +149,7 @@ def draw_split(
     strata = strata_of(part, task)
     quota = _quota(strata, val_fraction)
     if quota.sum() == 0:
-        fix = "Give --validation_file, or --validation_split_fraction 0 to train without one."
+        fix = "Set --validation_file, or --validation_split_fraction 0 to train without one."
         raise DataError(f"{len(part)} rows are too few to set a validation split aside: no label has two rows", fix=fix)
     groups = _groups(part, text_columns)
     held_out = np.sort(_draw(strata, groups, quota, np.random.default_rng(seed)))
@@ -164,7 +164,7 @@ def draw_fold(part: Part, *, folds: int, fold: int, task: Task, text_columns: Se
     """
     strata = strata_of(part, task)
     if len(part) < folds:
-        raise DataError(f"{len(part)} rows cannot be split into {folds} folds", fix="Give fewer --folds.")
+        raise DataError(f"{len(part)} rows cannot be split into {folds} folds", fix="Use fewer --folds.")
     groups = _groups(part, text_columns)
     order = np.random.default_rng(0).permutation(len(part))
     members = _members(order, np.arange(len(part)) if groups is None else groups)

@@ -144,14 +144,8 @@ def _take_steps(run: LoadedRun, pairs: TokenRows, steps: int, learning_rate: flo
     )
     count, ends = epoch_ends_for(batches.steps_in_epoch, max_steps=steps, num_epochs=0)
     plan = Plan(count, ends, Schedule("linear", learning_rate, count // 10, count), seed=seed)
-    optimizer = make_optimizer(
-        model,
-        learning_rate=learning_rate,
-        layers=speedups.fused,
-        only_writer=True,
-        captured=speedups.graphs is not None,
-    )
-    state = TrainState(model, optimizer, PairLoss(), runtime, speedups=speedups)
+    optimizer = make_optimizer(model, learning_rate=learning_rate)
+    state = TrainState(model, optimizer, PairLoss(), runtime, speedups=speedups, only_writer=True)
     for event in train_events(state, batches, plan):
         if isinstance(event, StepDone):
             run.watch.progress(PAIR_STAGE, event.step, count)

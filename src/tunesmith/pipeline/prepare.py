@@ -217,13 +217,12 @@ def _make_state(
         betas=(config.adam_beta1, config.adam_beta2),
         epsilon=config.adam_epsilon,
         optim=config.optim,
-        layers=speedups.fused,
-        only_writer=True,  # a command has no code of the user's between its steps
-        captured=speedups.graphs is not None,
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
     split, push = config.auto_find_batch_size, config.adversarial
-    state = TrainState(model, optimizer, objective, runtime, may_split=split, push=push, speedups=speedups)
+    state = TrainState(
+        model, optimizer, objective, runtime, may_split=split, push=push, speedups=speedups, only_writer=True
+    )
     return speedups, state
 
 

@@ -128,6 +128,13 @@ def _closed(config: RunConfig) -> RunConfig:
 def _report(run: LoadedRun, found: Settled) -> None:
     for reason in found.reasons:
         run.watch.say(f"Recipe: {reason}.")
+    if found.reasons:
+        chosen = found.config.decided
+        length = "" if found.config.max_steps > 0 else f"{chosen.num_train_epochs:g} epochs, "
+        run.watch.say(
+            f"Decided: learning rate {chosen.learning_rate:g}, {length}batch size {chosen.per_device_train_batch_size}, "
+            f"{chosen.pooling} pooling (reasons: -v or report.html)."
+        )
     for split, by_name in found.baselines.items():
         for name, scores in by_name.items():
             metric, score = next(iter(scores.items()))

@@ -139,7 +139,7 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
     evaluate = _make_evaluate(prepared, watch, keeper, seen) if "validation" in prepared.tokenized else None
     with keeper.stop, keeper.ending_well(RankRoster.gather(prepared.runtime)):
         _begin(run, prepared, keeper)
-        for event in keeper.train(plan, prepared.batches, keeper.wants_read_back, evaluate):
+        for event in keeper.train(prepared.batches, evaluate):
             if ending.enough(event):
                 break
         keeper.stop.raise_at_once()

@@ -17,16 +17,12 @@ def replayed(
     state: TrainState, window: Window, rate: float, factor: float, body: Body, reseed: Callable[[], None]
 ) -> torch.Tensor | None:
     """The numbers of a step that was captured before and is replayed; None where it runs as it is."""
-    if state.graphs is None:
-        return None
-    if state.rows_limit is not None or state.hooks.inside:
+    if state.graphs is None or state.rows_limit is not None:
         return None
     numbers = state.graphs.run(window.micro_batches, rate, factor, body, state.fingerprint.of_step())
     if numbers is None:  # nothing of a capture that failed may be left
         state.optimizer.zero_grad(set_to_none=True)
         reseed()
-    elif state.hooks.after_update is not None:
-        state.hooks.after_update(numbers)
     return numbers
 
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -49,8 +49,6 @@ class Runtime:
     precision: Precision
     rank: int
     world: int
-    sync_each_batch: bool = False
-    """Ranks exchange gradients in every micro-batch: more traffic, and no rank keeps its own sum."""
 
     @property
     def is_main(self) -> bool:
@@ -61,15 +59,12 @@ class Runtime:
         """Return the model on its device, wrapped in DDP on several ranks."""
         if self.world == 1:
             return model.to(self.device)
-        given = self.accelerator.ddp_handler
-        if given is None:
-            from accelerate import DistributedDataParallelKwargs
+        from accelerate import DistributedDataParallelKwargs
 
-            # In a family we know every parameter gets a gradient; in others DDP would wait for one that does not.
-            unknown = why_not(model) is not None
-            self.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=unknown)
+        # In a known family every parameter gets a gradient; in others DDP would wait for one that does not.
+        unknown = why_not(model) is not None
+        self.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=unknown)
         wrapped: nn.Module = self.accelerator.prepare_model(model)
-        self.accelerator.ddp_handler = given
         return wrapped
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -81,7 +76,7 @@ class Runtime:
 
     def sync_when(self, last: bool, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """Let ranks exchange gradients only in the last backward pass of a step."""
-        if last or self.world == 1 or self.sync_each_batch:
+        if last or self.world == 1:
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
         return context
@@ -138,49 +133,36 @@ class Runtime:
 
 
 def make_runtime(
-    *,
-    precision: Precision = "no",
-    use_cpu: bool = False,
-    handlers: Sequence[Any] = (),
-    timeout_seconds: float | None = None,
-    loading: Mapping[str, Any] | None = None,
-    accumulation: Mapping[str, Any] | None = None,
+    *, precision: Precision = "no", use_cpu: bool = False, timeout_seconds: float | None = None
 ) -> Runtime:
-    """The runtime this process was launched for (alone, torchrun, accelerate launch, notebook_launcher).
+    """Return the runtime of this process (alone, or started by torchrun, accelerate launch or notebook_launcher).
 
-    A rank that does not answer for `timeout_seconds` ends the others (default: torch's own half hour). `handlers` (as
-    `ddp_handler` makes them), `loading` and `accumulation` are accelerate's settings, which it shows to the user's code.
+    A rank that doesn't answer for `timeout_seconds` ends the others (default: torch's half hour).
     """
-    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
-    from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
+    from accelerate import Accelerator, InitProcessGroupKwargs
 
-    _refuse_what_a_launcher_wants()
-    given = [h for h in handlers if h != DistributedDataParallelKwargs()]  # nothing asked for: the model decides
-    if timeout_seconds is not None and not any(isinstance(h, InitProcessGroupKwargs) for h in given):
-        given.append(InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds)))
+    _refuse_launcher_options()
+    timeout = [] if timeout_seconds is None else [InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds))]
     asked = read_launch().world
-    # Without a GPU accelerate joins the ranks only when told that it is on a CPU.
+    # Without a GPU, accelerate joins the ranks only if it is told to use the CPU.
     on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
-    with _named_when_ranks_do_not_meet(asked):
-        accelerator = Accelerator(
-            cpu=on_cpu,
-            mixed_precision="no",
-            kwargs_handlers=given or None,
-            dataloader_config=DataLoaderConfiguration(**(loading or {})),
-            gradient_accumulation_plugin=GradientAccumulationPlugin(**(accumulation or {"num_steps": 1})),
-        )
+    try:
+        accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=timeout or None)
+    except torch.distributed.DistError as error:
+        raise WorkerError(
+            f"rank {os.environ.get('RANK', '?')} of {asked} did not meet the others: {short_text(error)}",
+            fix="Check the output of the other ranks; --ddp_timeout sets how long a rank waits.",
+        ) from error
     if accelerator.num_processes < asked:
         raise ConfigError(
             f"this process was launched as one of {asked}, but it has no other ranks: each would train a whole run",
             fix="Give use_cpu (--use_cpu) where there is no GPU, and make no Accelerator before.",
         )
-    device = accelerator.device
+    device, world = accelerator.device, accelerator.num_processes
     _require_precision(precision, device)
-    world = accelerator.num_processes
     if world > 1 and device.type == "cpu":
         atexit.register(time.sleep, RELEASE_SECONDS)
-    each = bool((accumulation or {}).get("sync_each_batch"))
-    return Runtime(accelerator, device, precision, accelerator.process_index, world, each)
+    return Runtime(accelerator, device, precision, accelerator.process_index, world)
 
 
 def _require_precision(precision: Precision, device: torch.device) -> None:
@@ -193,29 +175,9 @@ def _require_precision(precision: Precision, device: torch.device) -> None:
         raise ConfigError("this GPU has no bf16", fix="Use --fp16.")
 
 
-def ddp_handler(options: Mapping[str, Any]) -> Any:
-    """accelerate's settings of DDP."""
-    from accelerate import DistributedDataParallelKwargs
-
-    return DistributedDataParallelKwargs(**options)
-
-
 def has_bf16(*, use_cpu: bool = False) -> bool:
     """Whether the device that a run here uses by itself is a GPU made for bf16."""
     return not use_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-@contextlib.contextmanager
-def _named_when_ranks_do_not_meet(world: int) -> Iterator[None]:
-    """A rank that never comes to the meeting place ends this one with the right words."""
-    try:
-        yield
-    except torch.distributed.DistError as error:
-        rank = os.environ.get("RANK", "?")
-        raise WorkerError(
-            f"rank {rank} of {world} did not meet the others: {short_text(error)}",
-            fix="Look for what ended or held up the other ranks; --ddp_timeout says how long one waits.",
-        ) from error
 
 
 def leave_ranks() -> None:
@@ -224,7 +186,7 @@ def leave_ranks() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _refuse_what_a_launcher_wants() -> None:
+def _refuse_launcher_options() -> None:
     """Refuses or reports options of `accelerate launch` that this engine does not use."""
     for name, variable in (("DeepSpeed", "ACCELERATE_USE_DEEPSPEED"), ("FSDP", "ACCELERATE_USE_FSDP")):
         if os.environ.get(variable, "false").lower() in ("true", "1"):

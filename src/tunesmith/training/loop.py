@@ -28,7 +28,6 @@ from tunesmith.events import (
     finite_or_none,
 )
 from tunesmith.training.distributed import Runtime
-from tunesmith.training.optimizer import current_rate
 from tunesmith.training.schedule import Plan, lr_at
 from tunesmith.training.state import TrainState
 from tunesmith.training.step import StepResult, find_culprit, train_step
@@ -95,8 +94,7 @@ def train_events(
 
 
 def _step(state: TrainState, window: Window, plan: Plan) -> StepResult:
-    rate = current_rate(state.optimizer) if state.hooks.sets_rate else lr_at(state.step, plan.schedule)
-    hold = plan.nan_action == "stop"
+    rate, hold = lr_at(state.step, plan.schedule), plan.nan_action == "stop"
     return train_step(state, window, learning_rate=rate, max_grad_norm=plan.max_grad_norm, seed=plan.seed, hold=hold)
 
 
@@ -149,14 +147,13 @@ def _read_back(state: TrainState, plan: Plan, pending: list[StepResult], clock: 
             grad_norm=finite_or_none(norm),
             learning_rate=result.learning_rate,
             examples=len(result.window.rows),
-            tokens=result.tokens,
-            padded_tokens=result.padded_tokens,
+            tokens=sum(b.tokens for b in result.window.micro_batches),
+            padded_tokens=sum(b.padded_tokens for b in result.window.micro_batches),
             seconds=seconds,
         )
         if bad != 0.0:
             what, tensor = find_culprit(state, result, plan.seed)
             yield NonFinite(result.step, what, tensor, tuple(int(r) for r in result.window.rows))
-            assert state.poisoned is not None
             state.poisoned.zero_()
 
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.training.distributed import has_triton
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 Rate = float | torch.Tensor
 """A number, or where a captured step reads it from."""
-_KERNEL = "_tunesmith_kernel"
 _LAYER = re.compile(r"\.(?:layer|layers|albert_layer_groups|h|block)\.(\d+)\.")
 _EMBEDDING = re.compile(r"(^|\.)embeddings?\.")
 
@@ -38,16 +37,8 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-8,
     optim: str = "adamw_torch_fused",
-    layers: FusedStack | None = None,
-    only_writer: bool = False,
-    captured: bool = False,
 ) -> Optimizer:
-    """An optimizer over the trainable parameters; each group knows its parameter names and its share of the rate.
-
-    With fused `layers` the copies they compute with are written by the same kernel as the weights. `only_writer` says that
-    nothing else writes weights between steps; else they are copied before each forward pass. `captured`: steps are captured,
-    and the kernel pays without fused layers too.
-    """
+    """Return an optimizer for the trainable parameters; each group has parameter names and a share of the learning rate."""
     from tunesmith.config.options import OPTIMIZERS
 
     place, options = OPTIMIZERS[optim]
@@ -73,43 +64,20 @@ def make_optimizer(
     settings = {"betas": betas, "eps": epsilon, "capturable": on_gpu, **options}
     takes = inspect.signature(kind).parameters
     made: Optimizer = kind(groups, lr=learning_rate, **{k: v for k, v in settings.items() if k in takes})
-    kernel = attach_kernel(made, layers) if captured or layers is not None else None
-    if layers is not None:
-        layers.kept_fresh = kernel is not None and only_writer
     return made
 
 
-def in_one_kernel(kind: Any, options: Mapping[str, Any], parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
-    """The options of torch's AdamW, or of SGD without momentum, with its fused kernel on a GPU: the same update, and no wait.
+def make_kernel(optimizer: Optimizer, layers: FusedStack | None) -> Any:
+    """Return a kernel that updates the weights of a fused AdamW on a GPU, and the copies of fused layers with them.
 
-    Any other way the host must know that a gradient is finite before it updates. (A first step of SGD that is skipped would
-    leave its momentum as it was found in memory.)
-    """
-    given = dict(options)
-    known = kind is AdamW or (kind is SGD and not given.get("momentum"))
-    if not known or given.keys() & {"fused", "foreach", "capturable"}:
-        return given
-    takes = all(p.is_cuda and p.is_floating_point() for p in parameters)
-    return {**given, "fused": True} if takes else given
-
-
-def attach_kernel(optimizer: Optimizer, layers: FusedStack | None) -> Any:
-    """From now on one kernel of ours does the update of a fused AdamW on a GPU, and writes the copies of fused layers with it.
-
-    None where it cannot: without triton, for other optimizers and for parameters that it does not take.
+    None without triton, for other optimizers, and for parameters that it doesn't support.
     """
     copies = {} if layers is None else layers.copies
     if not _takes_kernel(optimizer, copies):
         return None
     from tunesmith.speedups.kernels.adamw import OneKernelAdamW
 
-    vars(optimizer)[_KERNEL] = kernel = OneKernelAdamW(optimizer, copies)
-    return kernel
-
-
-def detach_kernel(optimizer: Optimizer) -> None:
-    """The optimizer does its updates itself again."""
-    vars(optimizer).pop(_KERNEL, None)
+    return OneKernelAdamW(optimizer, copies)
 
 
 def _takes_kernel(optimizer: Optimizer, copies: Mapping[torch.Tensor, torch.Tensor]) -> bool:
@@ -135,25 +103,9 @@ def set_rate(optimizer: Optimizer, rate: Rate) -> None:
             group["lr"].fill_(value)
 
 
-def current_rate(optimizer: Optimizer) -> float:
-    """The rate of the first group, as it stands."""
-    return float(optimizer.param_groups[0]["lr"])
-
-
 def trained_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     """The parameters that have a gradient."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-
-
-def gradient_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
-    """Return the 2-norm of all gradients as a tensor on the device."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    return torch.nn.utils.get_total_norm(grads)
-
-
-def divide_gradients(parameters: list[torch.Tensor], divisor: torch.Tensor) -> None:
-    """Divide all gradients in place."""
-    torch._foreach_div_([p.grad for p in parameters if p.grad is not None], divisor)
 
 
 def make_moments(optimizer: Optimizer) -> None:
@@ -177,9 +129,8 @@ def is_fused(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor) -> None:
-    """One optimizer step on gradients / divisor, unless `skip` is 1.0. No sync when the optimizer is fused."""
-    kernel = vars(optimizer).get(_KERNEL)
+def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor, kernel: Any = None) -> None:
+    """Step the optimizer with gradients / divisor, unless `skip` is 1.0. Doesn't wait for the device if it is fused."""
     if kernel is not None and not kernel.is_watched:
         kernel.step(divisor, skip)
         return
@@ -195,7 +146,7 @@ def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor
     if skipped != 0.0:
         return
     if divided != 1.0:
-        divide_gradients(trained_parameters(optimizer), divisor)
+        torch._foreach_div_([p.grad for p in trained_parameters(optimizer) if p.grad is not None], divisor)
     optimizer.step()
 
 

@@ -1,6 +1,4 @@
-"""What both doors do alike for a run on disk: find and remove its checkpoints, compare a resume, train with every event in the
-journal, refuse a NaN, agree on a stop, end.
-"""
+"""A run on disk: resume it, record every event, save checkpoints and the best weights, stop on a signal, end."""
 
 from __future__ import annotations
 
@@ -46,79 +44,40 @@ GOOD_ENDS = ("completed", "early_stopping")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Wording:
-    """The wording of a door's advice: the spelling of its options, and how a run is resumed."""
-
-    changed: str
-    """What to do about a run that differs from its checkpoint."""
-    resume: str
-    """What continues a run that was stopped."""
-    option: str = "--"
-    """The prefix of an option's name."""
-
-
-COMMAND = Wording(
-    "Put it back, give another --output_dir, or --allow_changed_data to resume all the same.",
-    "the same command resumes from here",
-)
+BACKGROUND_BYTES = 64 << 20
+"""A smaller checkpoint is written faster than a thread pays off. BERT-base: 1.3 GB, written in 0.8 s, copied in 0.1 s."""
 
 
 @dataclass
-class RunRecord:
-    """The journal of one run and the rules about it. Rank 0 alone touches the disk: elsewhere `journal` is None."""
+class RunWriter:
+    """Writes a run to disk: event log, checkpoints, best weights. It listens to the loop and doesn't affect the math.
+
+    Only rank 0 writes: on other ranks `journal` is None.
+    """
 
     run: RunDir
     state: TrainState
     identity: Identity
+    plan: Plan
+    describe: Callable[[Path], None]
+    """Writes config and tokenizer, which make a folder of weights loadable."""
+    keep_checkpoints: int = 1
+    keep_best: bool = True
     allow_changed: bool = False
-    stop: StopRequest | None = None
     listeners: list[Listener] = field(default_factory=list)
-    wording: Wording = COMMAND
+    stop: StopRequest = field(default_factory=StopRequest)
+    background_bytes: int = BACKGROUND_BYTES
+    """Size of a checkpoint from which it is copied and written by a thread while training continues."""
     journal: Journal | None = field(init=False, default=None)
-
-    def compare(self, folder: Path) -> tuple[list[str], list[str]]:
-        """(what differs between a checkpoint's run and this one, the notes about it for the user). A difference is refused
-        unless changes are allowed, as the position in the data means something else then."""
-        found, reported = differences(folder, self.identity)
-        if found and not self.allow_changed:
-            raise self.changed(f"this run was started with something else: {'; '.join(found)}", folder)
-        return found, [f"resumes although {text}" for text in found] + reported
-
-    def changed(self, problem: str, where: Path) -> CheckpointError:
-        """The error for a run that differs from its checkpoint."""
-        return CheckpointError(problem, where=str(where), fix=self.wording.changed)
-
-    def open(self, event: RunStarted | Resumed, notes: Sequence[str] = ()) -> None:
-        """Starts the journal anew, or continues it from the step of a checkpoint."""
-        if not self.state.runtime.is_main:
-            return
-        file, fresh = self.run.journal_file, isinstance(event, RunStarted)
-        lost = [] if fresh or file.exists() else [LOST_JOURNAL]
-        if fresh:
-            file.unlink(missing_ok=True)
-        else:
-            truncate_journal(file, event.step, complete=True)
-        self.journal = Journal(file)
-        self.on(event)
-        for text in (*lost, *notes):
-            self.on(Note(event.step, text))
-
-    def train(
-        self,
-        plan: Plan,
-        batches: BatchSource,
-        wants_read_back: Callable[[int], bool],
-        evaluate: Evaluate | None = None,
-    ) -> Iterator[Event]:
-        """Trains to the end of the plan. `on` has acted on each event before it is yielded."""
-        for event in train_events(self.state, batches, plan, evaluate=evaluate, wants_read_back=wants_read_back):
-            self.on(event)
-            yield event
+    _pool: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(1, "tunesmith-save"))
+    _saving: tuple[int, Future[float]] | None = field(init=False, default=None)
+    """Step and seconds of the checkpoint that the thread writes."""
+    _buffers: dict[str, torch.Tensor] = field(init=False, default_factory=dict)
+    _improved: bool = field(init=False, default=False)
 
     @contextmanager
     def ending_well(self, roster: RankRoster) -> Iterator[None]:
-        """Around a run: the journal ends with the error that ended the run, and a lost rank is named."""
+        """Around a run: write the error that ended it to the event log, and name a rank that was lost."""
         try:
             yield
         except TunesmithError as error:
@@ -136,82 +95,6 @@ class RunRecord:
             raise lost from error
         finally:
             self.close()
-
-    def on(self, event: Event) -> None:
-        """Hands an event to the journal and the listeners."""
-        if self.journal is not None:
-            try:
-                self.journal.append(event)
-            except OSError as error:
-                raise disk_error(error, self.run.journal_file) from error
-        for listener in self.listeners:
-            listener(event)
-        if isinstance(event, NonFinite):
-            self._refuse(event)
-
-    def _refuse(self, event: NonFinite) -> None:
-        """Ends a run with a number that is not finite; the weights are those before this step."""
-        self.end("NumericsError")
-        last = max(self.run.checkpoints(), default=None, key=checkpoint_step)
-        rows = ", ".join(str(r) for r in event.rows[:8]) + (", ..." if len(event.rows) > 8 else "")
-        dash = self.wording.option
-        raise NumericsError(
-            f"step {event.step}: {event.what} {event.tensor} is not finite (training rows {rows}); the update was not applied"
-            + (f"; last good checkpoint: {last.name}" if last is not None else ""),
-            where=str(self.run.path),
-            fix=f"Lower {dash}learning_rate, use {dash}bf16 instead of {dash}fp16, or look at these rows.",
-        )
-
-    def agreed_signal(self) -> int | None:
-        """The signal that asks all ranks to stop here, if one came to any of them."""
-        if self.stop is None:
-            return None
-        return self.state.runtime.largest(self.stop.signal or 0) or None
-
-    def stopped(self, number: int, step: int) -> StoppedBySignal:
-        """The error that ends a run which was saved because of a signal."""
-        return StoppedBySignal(number, f"after step {step}; everything is saved: {self.wording.resume}")
-
-    def end(self, reason: str) -> None:
-        """Writes the last event. A run that ended well is not over before that is on disk."""
-        if self.journal is not None:
-            if reason in GOOD_ENDS:
-                self.journal.settle()
-            self.on(RunEnded(self.state.step, reason, time.time()))
-            self.journal.close()
-            self.journal = None
-
-    def close(self) -> None:
-        """Closes the journal; raises nothing, as it runs while another error is on its way out."""
-        journal, self.journal = self.journal, None
-        if journal is not None:
-            try:
-                journal.close()
-            except OSError as error:
-                log.warning("%s: cannot be closed: %s", self.run.journal_file, error.strerror)
-
-
-BACKGROUND_BYTES = 64 << 20
-"""A smaller checkpoint is written faster than a thread pays off. BERT-base: 1.3 GB, written in 0.8 s, copied in 0.1 s."""
-
-
-@dataclass(kw_only=True)
-class RunWriter(RunRecord):
-    """A record that also saves checkpoints by the plan and keeps the best weights. It doesn't affect the math."""
-
-    plan: Plan
-    describe: Callable[[Path], None]
-    """Writes config and tokenizer, which make a folder of weights loadable."""
-    keep_checkpoints: int = 1
-    keep_best: bool = True
-    stop: StopRequest = field(default_factory=StopRequest)
-    background_bytes: int = BACKGROUND_BYTES
-    """Size of a checkpoint from which it is copied and written by a thread while training continues."""
-    _pool: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(1, "tunesmith-save"))
-    _saving: tuple[int, Future[float]] | None = field(init=False, default=None)
-    """Step and seconds of the checkpoint that the thread writes."""
-    _buffers: dict[str, torch.Tensor] = field(init=False, default_factory=dict)
-    _improved: bool = field(init=False, default=False)
 
     def begin(self, started: RunStarted) -> None:
         """Resume from the newest intact checkpoint if there is one; otherwise start a new event log."""
@@ -237,19 +120,49 @@ class RunWriter(RunRecord):
         if folder is not None:
             self._resume(folder, skipped)
         else:
-            self.open(started)
+            self._open(started)
         self.state.runtime.barrier()
 
     def _resume(self, folder: Path, skipped: tuple[str, ...]) -> None:
-        found, notes = self.compare(folder)
+        found, versions = differences(folder, self.identity)
+        if found and not self.allow_changed:
+            # the position in the data would mean something else
+            raise CheckpointError(
+                f"this run was started with something else: {'; '.join(found)}",
+                where=str(folder),
+                fix="Put it back, give another --output_dir, or --allow_changed_data to resume all the same.",
+            )
         load_checkpoint(folder, self.state, settings=not found)
-        self.open(Resumed(self.state.step, folder.name, skipped, time.time()), notes)
+        notes = [f"resumes although {text}" for text in found] + versions
+        self._open(Resumed(self.state.step, folder.name, skipped, time.time()), notes)
         if not self.state.runtime.is_main:
             return
         if self.keep_best and self.state.progress.step == self.state.step:
             self._link_best(folder)
         elif self.keep_best and self.state.progress.step is not None:
             self._require_best()
+
+    def _open(self, event: RunStarted | Resumed, notes: Sequence[str] = ()) -> None:
+        """Start a new event log, or continue it from the step of a checkpoint."""
+        if not self.state.runtime.is_main:
+            return
+        file, fresh = self.run.journal_file, isinstance(event, RunStarted)
+        lost = [] if fresh or file.exists() else [LOST_JOURNAL]
+        if fresh:
+            file.unlink(missing_ok=True)
+        else:
+            truncate_journal(file, event.step, complete=True)
+        self.journal = Journal(file)
+        self.on(event)
+        for text in (*lost, *notes):
+            self.on(Note(event.step, text))
+
+    def train(self, batches: BatchSource, evaluate: Evaluate | None = None) -> Iterator[Event]:
+        """Train to the end of the plan. `on` has acted on each event before it is yielded."""
+        wanted = self.wants_read_back
+        for event in train_events(self.state, batches, self.plan, evaluate=evaluate, wants_read_back=wanted):
+            self.on(event)
+            yield event
 
     def _require_space(self, *, fresh: bool) -> None:
         """Require space for everything on disk at once: two checkpoints while one replaces the other, best/ and model/."""
@@ -283,8 +196,16 @@ class RunWriter(RunRecord):
 
     def on(self, event: Event) -> None:
         """Pass an event to the event log and the listeners, and act on it."""
-        super().on(event)
-        if isinstance(event, Improved):
+        if self.journal is not None:
+            try:
+                self.journal.append(event)
+            except OSError as error:
+                raise disk_error(error, self.run.journal_file) from error
+        for listener in self.listeners:
+            listener(event)
+        if isinstance(event, NonFinite) and self.plan.nan_action != "skip":
+            self._refuse(event)
+        elif isinstance(event, Improved):
             self._improved = True
         elif isinstance(event, SafePoint):
             self._at_safe_point(event.step)
@@ -295,7 +216,7 @@ class RunWriter(RunRecord):
 
     def _at_safe_point(self, step: int) -> None:
         self._finish_save(wait=False)
-        number = self.agreed_signal()
+        number = self.state.runtime.largest(self.stop.signal or 0) or None  # of any rank
         over = self.state.progress.is_exhausted(self.plan.patience)
         due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None or over
         if due and step > 0:
@@ -304,7 +225,8 @@ class RunWriter(RunRecord):
         if number is not None:
             self._finish_save(wait=True)
             self.end(f"signal {number}")
-            raise self.stopped(number, step)
+            done = f"after step {step}; everything is saved: the same command resumes from here"
+            raise StoppedBySignal(number, done)
 
     def save(self, step: int, *, wait: bool = True) -> None:
         """Publish the checkpoint, then the best weights, then delete older checkpoints.
@@ -372,8 +294,16 @@ class RunWriter(RunRecord):
         write_sealed(self.run.best, fill, {"kind": "best", "step": manifest["step"], **self.identity.to_json()})
 
     def _refuse(self, event: NonFinite) -> None:
-        if self.plan.nan_action != "skip":
-            super()._refuse(event)
+        """End a run with a NaN or infinite number; the weights are those before this step."""
+        self.end("NumericsError")
+        last = max(self.run.checkpoints(), default=None, key=checkpoint_step)
+        rows = ", ".join(str(r) for r in event.rows[:8]) + (", ..." if len(event.rows) > 8 else "")
+        raise NumericsError(
+            f"step {event.step}: {event.what} {event.tensor} is not finite (training rows {rows}); the update was not applied"
+            + (f"; last good checkpoint: {last.name}" if last is not None else ""),
+            where=str(self.run.path),
+            fix="Lower --learning_rate, use --bf16 instead of --fp16, or look at these rows.",
+        )
 
     @contextmanager
     def best_weights(self) -> Iterator[Path | None]:
@@ -397,16 +327,22 @@ class RunWriter(RunRecord):
             check.result()
 
     def end(self, reason: str) -> None:
-        """Write the last event and close the event log. A run has not ended well before that is on disk."""
+        """Write the last event and close the event log. A run has ended well only if that is on disk."""
+        ended_well = reason in GOOD_ENDS
         try:
-            if reason in GOOD_ENDS:
+            if ended_well:
                 self._finish_save(wait=True)
             self._settle_save()
-            super().end(reason)
+            if self.journal is not None:
+                if ended_well:
+                    self.journal.settle()
+                self.on(RunEnded(self.state.step, reason, time.time()))
+                self.journal.close()
+                self.journal = None
         except (TunesmithError, OSError) as error:
-            if reason in GOOD_ENDS:
-                if isinstance(error, OSError):
-                    raise disk_error(error, self.run.journal_file) from error
+            if ended_well and isinstance(error, OSError):
+                raise disk_error(error, self.run.journal_file) from error
+            if ended_well:
                 raise
         finally:
             self.close()
@@ -414,7 +350,12 @@ class RunWriter(RunRecord):
     def close(self) -> None:
         """Close the event log. Raises nothing, because it runs while another error propagates."""
         self._settle_save()
-        super().close()
+        journal, self.journal = self.journal, None
+        if journal is not None:
+            try:
+                journal.close()
+            except OSError as error:
+                log.warning("%s: cannot be closed: %s", self.run.journal_file, error.strerror)
 
 
 def free_memory_bytes() -> int:

@@ -1,14 +1,10 @@
-"""Everything that changes during a run, what a caller may do inside a step, and random numbers: what they are seeded with, and
-generators as tensors and JSON, and back.
-
-Every hook is None in an ordinary run.
-"""
+"""The state of a run: everything that changes while it trains, and the random number generators."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,43 +14,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.speedups.cuda_graphs import Fingerprint, StepGraphs
 from tunesmith.speedups.vocabulary import CutEmbedding, VocabularyCut, train_whole_table, why_inexact
 from tunesmith.training.distributed import Runtime
+from tunesmith.training.optimizer import make_kernel
 
 if TYPE_CHECKING:
     from tunesmith.speedups.apply import Speedups
     from tunesmith.training.evaluation import Objective
-
-MicroStep = Callable[[Batch, Any], torch.Tensor]
-"""(micro-batch on the device, factor for its summed loss: a number, or where a captured step reads it) -> its share of the
-window's loss, after the backward pass."""
-
-
-@dataclass
-class StepHooks:
-    """Called by `train_step` in the order of the fields; `micro_step` stands in for forward and backward."""
-
-    begin: Callable[[Window], None] | None = None
-    micro_step: MicroStep | None = None
-    substep_end: Callable[[], None] | None = None
-    before_update: Callable[[], None] | None = None
-    """Sees the gradients as the optimizer will: unscaled and clipped."""
-    after_update: Callable[[torch.Tensor], None] | None = None
-    """Gets the step's numbers, on the device. Gradients are still there, but after a replay."""
-    capturable: bool = False
-    """A replay need not call `micro_step`, and may call `after_update` when all is over."""
-    sets_rate: bool = False
-    """A scheduler object of the caller's sets the rate of the optimizer's groups, not the plan."""
-
-    @property
-    def inside(self) -> bool:
-        """Whether a hook takes part in the step itself, which then cannot be replayed without it."""
-        own = self.sets_rate or any((self.micro_step, self.after_update))
-        return (own and not self.capturable) or any((self.substep_end, self.before_update))
-
 
 SMALLEST = 2.0**-10
 """26 halvings of the scale that a run starts with."""
@@ -137,13 +105,12 @@ class TrainState:
     """Whether an out-of-memory splits the micro-batch; else it ends the run."""
     evaluation_due: bool = False
     """The evaluation of this step was begun and not finished."""
-    poisoned: torch.Tensor | None = None
-    """1.0 once a step was not finite: later updates are held back until the host has read it."""
+    poisoned: torch.Tensor = field(init=False)
+    """1.0 after a NaN or infinite step: later updates are skipped until the host has read it."""
     phase: Literal["gradients", "update", "done"] = "done"
     """Where the step under way is. In its update some weights are those of this step and some those of the one before."""
     extra: dict[str, Any] = field(default_factory=dict)
     """State of listeners that want to survive a resume (JSON)."""
-    hooks: StepHooks = field(default_factory=StepHooks)
     speedups: Speedups | None = None
     """The result of `apply_speedups`. They are verified before the first step, and whenever the model has changed."""
     proved: Hashable | None = None
@@ -151,6 +118,10 @@ class TrainState:
     planned_steps: int = 0
     """Steps that are left to take: a proof may cost a share of them."""
     fingerprint: Fingerprint = field(init=False)
+    only_writer: bool = False
+    """Nothing else writes weights between steps, so copies that fused layers compute with need not be refreshed."""
+    kernel: Any = field(init=False, default=None)
+    """The fused kernel that updates the weights, if the device and the optimizer support it."""
     notes: list[str] = field(default_factory=list)
     """What a person should know, to be reported with the next event."""
 
@@ -211,6 +182,11 @@ class TrainState:
             )
         self.require_exact_cut()
         self.wrapped = self.runtime.wrap(self.model)
+        layers = None if self.speedups is None else self.speedups.fused
+        if layers is not None or self.graphs is not None:
+            self.kernel = make_kernel(self.optimizer, layers)
+        if layers is not None:
+            layers.kept_fresh = self.kernel is not None and self.only_writer
         self.poisoned = torch.zeros((), device=self.runtime.device)
         self.fingerprint = Fingerprint(self.model, self.optimizer)
         if self.runtime.precision == "fp16":

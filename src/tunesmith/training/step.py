@@ -22,8 +22,6 @@ from tunesmith.speedups.verify import ready
 from tunesmith.training.optimizer import (
     Rate,
     apply_update,
-    divide_gradients,
-    gradient_norm,
     make_moments,
     set_rate,
     trained_parameters,
@@ -36,16 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Numbers of one step, still on the device: reading one would wait for it."""
+    """The numbers of one step, still on the device: reading one would wait for it."""
 
     step: int
     numbers: torch.Tensor
-    """Loss, norm of the gradient before clipping, 1.0 if one of them is not finite and no smaller loss scale cures it."""
+    """Loss, gradient norm before clipping, and 1.0 if one of them is NaN or inf and a smaller loss scale can't fix it."""
     learning_rate: float
     window: Window
-    tokens: int
-    padded_tokens: int
     split_from: int | None = None
+    """Largest micro-batch before an out-of-memory split it; None if nothing was split in this step."""
     split_to: int | None = None
 
     @property
@@ -55,44 +52,40 @@ class StepResult:
 
     @property
     def grad_norm(self) -> torch.Tensor:
-        """Before clipping."""
+        """The gradient norm before clipping."""
         return self.numbers[1]
-
-    @property
-    def bad(self) -> torch.Tensor:
-        """1.0 if loss or gradient is not finite, and that is not the loss scale's doing."""
-        return self.numbers[2]
 
 
 def train_step(
     state: TrainState, window: Window, *, learning_rate: float, max_grad_norm: float, seed: int, hold: bool = True
 ) -> StepResult:
-    """Advances the state by one optimizer step. A step that is not finite leaves the weights as they were.
+    """Advance the state by one optimizer step. A NaN or infinite step leaves the weights unchanged.
 
-    With `hold`, later steps leave them alone too until the host has read of it: the run is about to be stopped.
+    With `hold`, later steps leave them unchanged, too, until the host has read the result: the run is about to stop.
     """
-    _require_clean(state)
+    state.require_whole("training cannot continue with them")
+    if state.phase == "gradients":  # of a step that was interrupted
+        state.optimizer.zero_grad(set_to_none=True)
     limit_before = state.rows_limit
-    if state.hooks.begin is not None:
-        state.hooks.begin(window)
     window = ready(state, window)
     weight = state.objective.weight(window.labels, len(window.rows))
-    # DDP averages gradients over ranks, so each rank's share is multiplied back.
+    # DDP averages gradients over ranks, so each rank's share is multiplied by their number.
     factor = state.runtime.world / weight if weight > 0 else float("nan")
     reseed = partial(seed_step, seed, state.step, state.runtime.rank, state.runtime.device)
     reseed()
 
-    def body(batches: Sequence[Batch], rate: Rate, share: Rate, *, quiet: bool = False) -> torch.Tensor:
+    def body(batches: Sequence[Batch], rate: Rate, share: Rate) -> torch.Tensor:
         state.phase = "gradients"
         objective = TwoReadings(state.objective) if state.push > 0 else state.objective
-        loss = _accumulate(state, batches, share, objective, idle=window.idle)
+        share = 0.0 if window.idle else share
+        loss = _accumulate(state, batches, share, objective)
         if isinstance(objective, TwoReadings):
             objective.again = True
             with pushed(state.model, state.push):
-                _accumulate(state, batches, share, objective, idle=window.idle)
-        return _finish(state, loss, rate, max_grad_norm, hold=hold, quiet=quiet)
+                _accumulate(state, batches, share, objective)
+        return _update(state, loss, rate, max_grad_norm, hold)
 
-    numbers = replayed(state, window, learning_rate, factor, partial(body, quiet=True), reseed)
+    numbers = replayed(state, window, learning_rate, factor, body, reseed)
     while numbers is None:
         try:
             numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)
@@ -100,112 +93,58 @@ def train_step(
             _make_room(state, window, error)
             reseed()
     state.step += 1
-    split = state.rows_limit != limit_before
-    return StepResult(
-        step=state.step,
-        numbers=numbers,
-        learning_rate=learning_rate,
-        window=window,
-        tokens=sum(b.tokens for b in window.micro_batches),
-        padded_tokens=sum(b.padded_tokens for b in window.micro_batches),
-        split_from=max(len(b) for b in window.micro_batches) if split else None,
-        split_to=state.rows_limit if split else None,
-    )
+    if state.rows_limit == limit_before:
+        return StepResult(state.step, numbers, learning_rate, window)
+    largest = max(len(b) for b in window.micro_batches)
+    return StepResult(state.step, numbers, learning_rate, window, largest, state.rows_limit)
 
 
-def _require_clean(state: TrainState) -> None:
-    """Refuses half-updated weights, and drops the gradients of a step that was interrupted."""
-    state.require_whole("training cannot continue with them")
-    if state.phase == "gradients":
-        state.optimizer.zero_grad(set_to_none=True)
-
-
-def _accumulate(
-    state: TrainState, batches: Sequence[Batch], factor: Rate, objective: Objective, *, idle: bool
-) -> torch.Tensor:
-    """Gradients of the window's mean loss in `.grad`; returns that loss (over all ranks)."""
+def _accumulate(state: TrainState, batches: Sequence[Batch], factor: Rate, objective: Objective) -> torch.Tensor:
+    """Add the gradients of the window's mean loss to `.grad`; return that loss (over all ranks)."""
     runtime = state.runtime
-    if state.hooks.micro_step is None:  # the caller's own does it
-        state.wrapped.train()
+    state.wrapped.train()
     total = torch.zeros((), device=runtime.device)
-    share: Rate = 0.0 if idle else factor
     for index, batch in enumerate(batches):
-        batch = runtime.move(batch)
-        last = index == len(batches) - 1
-        with runtime.sync_when(last, state.wrapped), around_passes(state):
-            own = state.hooks.micro_step
-            total += (own or partial(micro_step, state, objective=objective))(batch, share)
-        if state.hooks.substep_end is not None and not last:
-            state.hooks.substep_end()
+        with runtime.sync_when(index == len(batches) - 1, state.wrapped), around_passes(state):
+            total += micro_step(state, runtime.move(batch), factor, objective)
     return runtime.sum_over_ranks(total) / runtime.world
 
 
-def micro_step(
-    state: TrainState,
-    batch: Batch,
-    factor: Rate,
-    model: nn.Module | None = None,
-    objective: Objective | None = None,
-) -> torch.Tensor:
-    """Forward (of the wrapped model, or of one that is given) and backward; returns the share of the window's loss."""
+def micro_step(state: TrainState, batch: Batch, factor: Rate, objective: Objective | None = None) -> torch.Tensor:
+    """Run forward and backward on a micro-batch; return its share of the window's loss."""
     with state.runtime.autocast():
-        loss_sum, _ = (objective or state.objective).sum(state.wrapped if model is None else model, batch)
+        loss_sum, _ = (objective or state.objective).sum(state.wrapped, batch)
     loss = loss_sum * factor
     torch.autograd.backward(loss if state.loss_scale is None else loss * state.loss_scale.scale)
     return loss.detach()
 
 
-def _finish(
-    state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: float, *, hold: bool, quiet: bool
-) -> torch.Tensor:
-    """Clip, update, zero. Returns the step's numbers. With `quiet` no hook is called: the update is being captured."""
-    norm, bad, lasting, skip, divisor = _judge(state, loss, max_grad_norm, hold)
-    numbers = torch.stack([loss.to(norm.dtype), norm, lasting])
-    if not state.hooks.sets_rate:
-        set_rate(state.optimizer, rate)
-    make_moments(state.optimizer)
-    state.phase = "update"
-    _update(state, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
-    decay_unused(state, rate, skip)
-    if state.loss_scale is not None:
-        state.loss_scale.update(bad)
-    state.phase = "done"
-    if state.hooks.after_update is not None and not quiet:
-        state.hooks.after_update(numbers)
-    state.optimizer.zero_grad(set_to_none=True)
-    return numbers
-
-
-def _judge(
-    state: TrainState, loss: torch.Tensor, max_grad_norm: float, hold: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(gradient norm, 1.0 if this step is not finite, 1.0 if no smaller loss scale cures that, 1.0 if the update is to be
-    skipped, what gradients are divided by)."""
-    norm = gradient_norm(trained_parameters(state.optimizer))
-    scale = state.loss_scale
+def _update(state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: float, hold: bool) -> torch.Tensor:
+    """Clip, update and zero the gradients, without waiting for the device; return the step's numbers."""
+    optimizer, scale = state.optimizer, state.loss_scale
+    norm = torch.nn.utils.get_total_norm([p.grad for p in trained_parameters(optimizer) if p.grad is not None])
     divisor = torch.ones_like(norm) if scale is None else scale.scale.to(norm.dtype)
     norm = norm / divisor
     bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(norm.dtype)
-    # The scale is part of the backward pass alone: a loss that is not finite stays so, whatever it is multiplied with.
+    # The scale affects only the backward pass: a NaN or infinite loss stays so with any scale.
     lasting = bad if scale is None else bad * (~torch.isfinite(loss) | scale.is_smallest)
-    assert state.poisoned is not None
     if hold:
         state.poisoned.copy_(torch.maximum(state.poisoned, lasting))
     skip = torch.maximum(state.poisoned, bad)
     if max_grad_norm > 0:
-        # clip_grad_norm_'s coefficient, handed to the optimizer as a divisor: no extra pass over the gradients
+        # the coefficient of clip_grad_norm_, passed to the optimizer as a divisor: no extra pass over the gradients
         divisor = divisor * torch.clamp((norm + 1e-6) / max_grad_norm, min=1.0)
-    return norm, bad, lasting, skip, divisor
-
-
-def _update(state: TrainState, divisor: torch.Tensor, skip: torch.Tensor) -> None:
-    """The optimizer's step, after the caller's hook."""
-    hooks = state.hooks
-    if hooks.before_update is not None:
-        divide_gradients(trained_parameters(state.optimizer), divisor)
-        divisor = torch.ones_like(divisor)
-        hooks.before_update()
-    apply_update(state.optimizer, divisor, skip)
+    numbers = torch.stack([loss.to(norm.dtype), norm, lasting])
+    set_rate(optimizer, rate)
+    make_moments(optimizer)
+    state.phase = "update"
+    apply_update(optimizer, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip, state.kernel)
+    decay_unused(state, rate, skip)
+    if scale is not None:
+        scale.update(bad)
+    state.phase = "done"
+    optimizer.zero_grad(set_to_none=True)
+    return numbers
 
 
 def _within_limit(batches: tuple[Batch, ...], limit: int | None) -> list[Batch]:

@@ -51,8 +51,9 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
-        if isinstance(error, Exception) and not isinstance(error, StoppedBySignal) and self._at_once and self.signal:
-            # It was raised in the middle of a library, which made an error of its own of it (safetensors: ValueError).
+        replaced = error is None or (isinstance(error, Exception) and not isinstance(error, StoppedBySignal))
+        if replaced and self._at_once and self.signal:
+            # A library caught the exception, or raised a different one (safetensors: ValueError).
             self._leave(self.signal)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:

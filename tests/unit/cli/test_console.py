@@ -116,16 +116,6 @@ def test_bad_news_is_told_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize(("strategy", "shown"), [("no", 0), ("epoch", 2), ("steps", 8)])
-def test_losses_are_shown_as_often_as_asked(strategy: str, shown: int) -> None:
-    stream = io.StringIO()
-    console = Console(stream=stream, logging_strategy=strategy)
-    console.plan(8, 4.0)
-    for number in range(1, 9):
-        console.on(step(number))
-    assert len(lines_of(stream)) == shown
-
-
 def test_sizes_and_times_read_well() -> None:
     assert [format_duration(s) for s in (3.9, 65, 7500)] == ["3s", "1m05s", "2h05m"]
     assert [format_bytes(n) for n in (812, 3_400_000, 2e12)] == ["812 B", "3.4 MB", "2000.0 GB"]
@@ -133,3 +123,21 @@ def test_sizes_and_times_read_well() -> None:
 
 def test_the_stream_is_stderr_unless_told_otherwise() -> None:
     assert Console().stream is sys.stderr
+
+
+def test_details_are_printed_only_if_verbose() -> None:
+    for verbose in (False, True):
+        stream = io.StringIO()
+        console = Console(stream=stream, verbose=verbose)
+        console.say("Recipe: pooling mean: best on frozen features.")
+        console.say("Warning: 2 rows are in train and test.")
+        assert len(lines_of(stream)) == 1 + verbose
+
+
+def test_lines_without_bars_come_at_most_ten_times() -> None:
+    stream = io.StringIO()
+    console = Console(stream=stream)
+    console.plan(200, 50.0)
+    for number in range(1, 201):
+        console.on(step(number))
+    assert len(lines_of(stream)) == 10

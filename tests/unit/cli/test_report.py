@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,21 @@ def test_next_command_applies_advised_options(tmp_path: Path, advice: str, flags
         assert config.freeze == ()
     if "validation_file" in given:
         assert config.validation_file is None
+
+
+def test_advised_epochs_unset_max_steps(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("train_file: a.csv\nmax_steps: 2\n")
+    advice = Finding("underfitting", "warning", "", ("--num_train_epochs 3",))
+    words = shlex.split(next_command(RunDir(tmp_path), advice) or "")
+    assert words[-4:] == ["--num_train_epochs", "3", "--max_steps", "-1"]
+
+
+def test_report_ignores_an_invalid_matplotlib_backend(run: Path) -> None:
+    command = [sys.executable, "-m", "tunesmith", "report", str(run)]
+    done = subprocess.run(
+        command, env={**os.environ, "MPLBACKEND": "junk"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_next_command_keeps_advice_that_is_a_command(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_split_column_is_followed_with_a_line_that_says_so(tmp_path: Path) -> 
     }
     table({"text": sentence, "label": pick("a", "b"), "split": pick("train", "holdout")})(path)
     notes = load_file(path).notes
-    assert "Column 'split' (holdout, train) is not followed: all rows of the file are training data." in notes
+    assert "Column 'split' (holdout, train) is not used: all rows of the file are training data." in notes
     with pytest.raises(DataError, match="column 'split' has 'holdout'"):
         load_file(path, split_column_name="split")
 
@@ -110,7 +110,7 @@ def test_all_bad_rows_are_listed_at_once_and_can_be_left_out(tmp_path: Path) -> 
     found = load_file(path, skip_bad_rows=True)
     assert len(found.splits["train"]) + len(found.splits["validation"]) == 57
     assert [row.where for row in found.bad_rows] == [f"{path}:{n}" for n in (5, 11, 22)]
-    assert any("3 of 60 train rows were left out" in note for note in found.notes)
+    assert any("3 of 60 train rows were skipped" in note for note in found.notes)
 
 
 def test_a_word_for_nothing_can_be_a_class_when_it_is_listed(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_ragged_rows_are_listed_at_once_and_can_be_left_out(tmp_path: Path) -> N
         assert len(found.splits["train"]) + len(found.splits["validation"]) == 39
         assert [row.where for row in found.bad_rows] == [f"{path}:{n}" for n in (5, 6, 42, 43)]
         assert found.bad_rows[2].reasons == ('3 fields, expected 2: "x,y",b,c',)
-        assert any("4 of 43 train rows were left out" in note for note in found.notes)
+        assert any("4 of 43 train rows were skipped" in note for note in found.notes)
         assert found.splits["train"].column_names == ["text", "label", "__line__", "labels"]
 
 
@@ -349,7 +349,7 @@ def test_a_column_of_single_words_beside_the_labels_is_the_text(tmp_path: Path) 
     )
     found = load_file(tmp_path / "urls.csv")
     assert (found.columns.text, found.columns.label) == (("url",), "type")
-    assert "Text: column 'url', the only one beside the labels." in found.notes
+    assert "Text: column 'url', the only one besides the labels." in found.notes
     rows = {"ticket": lambda i: f"T-{i:04}", "reason": pick("late", "lost"), "queue": pick("a", "b", "c")}
     table(rows)(tmp_path / "tickets.csv")
     with pytest.raises(DataError, match="which column"):

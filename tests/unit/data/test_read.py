@@ -262,7 +262,7 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     write(tmp_path / "cache_file", "")
     with pytest.raises(ResourceError, match="cache"):
         read_source(tmp_path / "train.csv", name="train", cache_dir=tmp_path / "cache_file")
-    with pytest.raises(DataError, match="not one that save_to_disk wrote"):
+    with pytest.raises(DataError, match="was not written by save_to_disk"):
         read(tmp_path)
 
 

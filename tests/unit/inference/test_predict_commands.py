@@ -13,7 +13,6 @@ import pytest
 
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
-from tunesmith.config.load import load_config
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import escape_formula, read_predictions, unescape_formula
 from tunesmith.pipeline.train import finetune
@@ -54,8 +53,9 @@ def read_back(path: Path) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-@pytest.mark.parametrize("source", ["csv", "jsonl", "parquet"])
-@pytest.mark.parametrize("target", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("source", "target"), [("csv", "csv"), ("csv", "tsv"), ("jsonl", "parquet"), ("parquet", "jsonl")]
+)
 def test_predictions_keep_columns_and_order(source: str, target: str, home: Path, tmp_path: Path) -> None:
     rows = new_rows()
     file = tmp_path / f"new.{source}"
@@ -103,14 +103,6 @@ def test_formula_cells_are_escaped_and_come_back(home: Path, tmp_path: Path) -> 
         raw = [row[0] for row in csv.reader(lines)][1:]
     assert not [cell for cell in raw if cell[0] in "=+-@\t\r"]
     assert [unescape_formula(escape_formula(text)) for text in NASTY] == NASTY
-
-
-def test_the_same_row_gets_the_same_probabilities_alone_and_among_others(home: Path) -> None:
-    predictor = Predictor.load(home / "run", use_cpu=True)
-    texts = [text for text, _ in sentences(11, 5)]
-    together = predictor.probabilities(texts)
-    for text, row in zip(texts, together, strict=True):
-        assert predictor.probabilities([text])[0] == pytest.approx(row, abs=1e-5)
 
 
 def test_evaluate_prints_scores_as_json(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,27 +159,6 @@ def test_predict_proba_columns_are_classes_in_id_order(home: Path) -> None:
     table = predictor.predict_proba(["the film was good", "a bad day"])
     assert list(table.columns) == predictor.classes_
     assert (table.to_numpy() == predictor.probabilities(["the film was good", "a bad day"])).all()
-
-
-def test_the_run_yaml_is_a_config_that_says_the_same(home: Path) -> None:
-    config = load_config(home / "run" / "run.yaml")
-    assert (config.max_steps, config.train_file) == (3, str(home / "train.csv"))
-    assert config.output_dir == str(home / "run")
-
-
-def test_a_second_run_takes_its_tokens_from_the_cache(home: Path) -> None:
-    cache = home / "cache"
-    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")}
-    assert before
-    finetune(
-        train_file=home / "train.csv",
-        model_name_or_path=home / "tiny",
-        output_dir=home / "second",
-        cache_dir=cache,
-        max_steps=1,
-        use_cpu=True,
-    )
-    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")} == before
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ import pytest
 
 from faults.serve_requests import GOOD, KEY, post, send
 from patience import patient
-from tunesmith.runs.manifest import seal
-from unit.inference.test_prediction import make_run
+from served_model import make_sealed_run
 
 ANSWERED = 'tunesmith_requests_total{route="/predict",status="200"} 10.0\n'
 
@@ -46,9 +45,7 @@ def until_ready(port: int) -> None:
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """`tunesmith serve --workers 2` and its port."""
-    run = make_run(tmp_path / "run", 0)
-    run.journal_file.touch()
-    seal(run.model, {"kind": "model"}, {})
+    run = make_sealed_run(tmp_path / "run", 0)
     words = [sys.executable, "-m", "tunesmith", "serve", str(run.path), "--port", "0", "--workers", "2"]
     process = subprocess.Popen(words, env={**os.environ, "TUNESMITH_SERVE_KEY": KEY}, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -32,7 +32,7 @@ def test_a_second_try_with_another_setting_gets_the_next_folder(
     assert train() == Path("runs/tickets-tiny")
     bad = [json.loads(line) for line in Path("runs/tickets-tiny/bad_rows.jsonl").read_text().splitlines()]
     assert [row["reasons"] for row in bad] == [["text: the text is empty"], ["label: the label is 'N/A'"]]
-    assert "2 of 40 train rows were left out" in Path("runs/tickets-tiny/README.md").read_text()
+    assert "2 of 40 train rows were skipped" in Path("runs/tickets-tiny/README.md").read_text()
     scores = json.loads(Path("runs/tickets-tiny/metrics.json").read_text())["validation"]
     assert (scores["f1"]["of"], scores["accuracy"].get("of")) == ("rare", None)
     assert train(learning_rate=1e-3) == Path("runs/tickets-tiny-2")

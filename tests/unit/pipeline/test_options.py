@@ -45,7 +45,6 @@ def plain_losses() -> dict[str, list[float]]:
     ("options", "tolerance"),
     [
         ({"pad_to_max_length": True, "max_seq_length": 24}, 1e-5),
-        ({"pad_to_multiple_of": 8}, 1e-5),
         ({"gradient_checkpointing": True}, 1e-5),
         ({"padding_free": "off", "cls_only_last_layer": "off", "restrict_vocabulary": "off"}, 1e-5),
         ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}, 1e-5),
@@ -91,13 +90,6 @@ def test_fixed_shapes_are_what_the_model_gets(train: Any) -> None:
     steps = [e for e in read_journal(result.run.journal_file) if isinstance(e, StepDone)]
     assert [e.padded_tokens for e in steps] == [e.examples * 24 for e in steps]
     assert "Padding_free is off: rows of a fixed length were asked for." in said
-
-
-def test_rows_are_not_padded_beyond_the_positions_of_the_model(train: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"pad_to_multiple_of 100 pads rows of \d+ tokens to 100, and the model takes 64"
-    ):
-        train(train_data=mood(), pad_to_multiple_of=100)
 
 
 def test_balanced_weights_and_label_smoothing_change_the_loss(train: Any, tmp_path: Path) -> None:
@@ -191,20 +183,9 @@ def test_a_finished_run_is_not_written_over(train: Any) -> None:
         train(train_data=mood(), seed=7)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"torch_compile": True},
-        {"save_only_model": True},
-        {"eval_on_start": True},
-        {"config_name": "x"},
-        {"time_budget": "20m"},
-    ],
-    ids=lambda o: next(iter(o)),
-)
-def test_an_option_that_is_not_built_in_is_refused(options: dict[str, Any], train: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not built in"):
-        train(train_data=mood(), **options)
+def test_time_budget_of_a_single_run_is_refused(train: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--time_budget requires --recipe best"):
+        train(train_data=mood(), time_budget="20m")
     assert not (tmp_path / "run").exists()
 
 

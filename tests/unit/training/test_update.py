@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +14,10 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
-from tunesmith.training import optimizer as optim
 from tunesmith.training.checkpoint import Identity, load_checkpoint, save_checkpoint
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
-from tunesmith.training.optimizer import in_one_kernel, make_optimizer
+from tunesmith.training.optimizer import make_optimizer
 from tunesmith.training.state import TrainState
 from tunesmith.training.step import train_step
 
@@ -33,17 +31,6 @@ def make_state(fused: bool, dropout: float = 0.1) -> TrainState:
     )
     assert len(optimizer.param_groups) == 2
     return TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True))
-
-
-def test_torchs_own_optimizers_are_fused_on_a_gpu_unless_told_otherwise() -> None:
-    gpu, cpu = (SimpleNamespace(is_cuda=cuda, is_floating_point=lambda: True) for cuda in (True, False))
-    assert in_one_kernel(torch.optim.AdamW, {"lr": 1.0}, [gpu]) == {"lr": 1.0, "fused": True}
-    for options in ({"fused": False}, {"foreach": True}):
-        assert in_one_kernel(torch.optim.AdamW, options, [gpu]) == options
-    assert in_one_kernel(torch.optim.SGD, {"lr": 1.0}, [gpu]) == {"lr": 1.0, "fused": True}
-    for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adagrad, {"lr": 1.0})):
-        assert in_one_kernel(kind, options, [gpu]) == options
-    assert in_one_kernel(torch.optim.AdamW, {"lr": 1.0}, [gpu, cpu]) == {"lr": 1.0}
 
 
 def train(state: TrainState, steps: int, first: int = 0) -> None:
@@ -103,13 +90,3 @@ def test_out_of_memory_while_the_moments_are_made_changes_nothing_and_is_tried_a
         expected = plain.optimizer.state[parameter]["exp_avg"]
         got = state.optimizer.state[state.model.get_parameter(name)]["exp_avg"]
         assert torch.allclose(expected, got, rtol=1e-3, atol=1e-7), name
-
-
-@pytest.mark.parametrize("captured", [False, True])
-def test_captured_steps_without_fused_layers_ask_for_the_kernel_too(
-    captured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = list[Any]()
-    monkeypatch.setattr(optim, "attach_kernel", lambda _, layers: asked.append(layers))
-    make_optimizer(tiny_bert(), learning_rate=1e-2, captured=captured)
-    assert asked == ([None] if captured else [])
