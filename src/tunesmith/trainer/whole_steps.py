@@ -24,8 +24,7 @@ from tunesmith.speedups.apply import Speedups, apply_speedups
 from tunesmith.speedups.packed_calls import own_forward
 from tunesmith.trainer.identity import is_arrow_dataset
 from tunesmith.training.distributed import Precision, Runtime, has_triton
-from tunesmith.training.optimizer import attach_kernel, detach_kernel
-from tunesmith.training.state import StepHooks, TrainState
+from tunesmith.training.state import TrainState
 from tunesmith.training.step import StepResult, train_step
 
 STEP_METHODS = """
@@ -111,29 +110,37 @@ class WholeSteps:
 
     def begin(self, optimizer: Any) -> None:
         """Take over the optimizer, after transformers made it."""
-        trainer, speedups = self._trainer, self.speedups
-        kernel = attach_kernel(optimizer, speedups.fused)
-        if kernel is None:
-            speedups.graphs = None
-        elif speedups.graphs is not None:
-            speedups.graphs.before.append(kernel.write_rates)
-        if kernel is not None and speedups.fused is not None:
-            speedups.fused.kept_fresh = self._is_only_writer()
-        self._optimizer, self._loss = optimizer, ModelLoss(trainer)
+        trainer, device = self._trainer, self.runtime.device
+        self._loss = ModelLoss(trainer)
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        if device.type == "cuda":
+            optimizer._step_supports_amp_scaling = True
+            for group in optimizer.param_groups:
+                group |= {"fused": True, "foreach": False, "capturable": True}
+            for moments in optimizer.state.values():
+                moments["step"] = moments["step"].to(device)
+            # a captured step reads the learning rates here; the scheduler keeps numbers
+            self._rates = [torch.full((), float(rate), device=device) for rate in self._rates]
         trainer.optimizer._opt_called = True  # the scheduler would warn that no step was taken
-        self._state = TrainState(trainer.model, optimizer, self._loss, self.runtime, speedups=speedups)
+        self._state = TrainState(
+            trainer.model,
+            optimizer,
+            self._loss,
+            self.runtime,
+            speedups=self.speedups,
+            only_writer=self._is_only_writer(),
+        )
         self._state.step = trainer.state.global_step
         self._state.planned_steps = trainer.state.max_steps
-        self._state.hooks = StepHooks(sets_rate=True, capturable=speedups.graphs is not None)
+        if self._state.kernel is None:
+            self.speedups.graphs = None
 
     def _is_only_writer(self) -> bool:
         around = (self._trainer, *self._trainer.callback_handler.callbacks)
         return all(type(part).__module__.startswith(("tunesmith.", "transformers.")) for part in around)
 
     def close(self) -> None:
-        """Leave model and optimizer as they were."""
-        if self._state is not None:
-            detach_kernel(self._optimizer)
+        """Leave the model as it was."""
         self.speedups.close()
 
     def _switch(self, *, on: bool) -> None:
@@ -215,10 +222,14 @@ class WholeSteps:
         t, state = self._trainer, self._state
         assert state is not None
         self._loss.batches = t.current_gradient_accumulation_steps = len(window.micro_batches)
-        rate = float(t._get_learning_rate())
-        model.train()
+        rate, groups = float(t._get_learning_rate()), state.optimizer.param_groups
+        numbers = [group["lr"] for group in groups]
+        for group, place in zip(groups, self._rates, strict=True):
+            group["lr"] = place
         with own_forward(t.model):
             result = train_step(state, window, learning_rate=rate, max_grad_norm=t.args.max_grad_norm, seed=t.args.seed)
+        for group, number in zip(groups, numbers, strict=True):
+            group["lr"] = number
         t._tr_loss += result.loss
         t.current_flos += sum(float(t.floating_point_ops(b.inputs)) for b in window.micro_batches)
         return result, rate
@@ -234,7 +245,8 @@ class WholeSteps:
                 rows = [int(row) for row in result.window.rows]
                 t._stop_at_nan("loss or gradient", "", step=result.step, rows=rows)
             if t._run_log is not None:
-                count, tokens = len(result.window.rows), (result.tokens, result.padded_tokens)
+                batches, count = result.window.micro_batches, len(result.window.rows)
+                tokens = sum(b.tokens for b in batches), sum(b.padded_tokens for b in batches)
                 t._run_log.step(StepDone(result.step, epoch, loss, norm, rate, count, *tokens))
 
 
