@@ -169,11 +169,6 @@ def capture(state: TrainState, identity: Identity, buffers: Tensors | None = Non
     return Snapshot(files, json.dumps(text, allow_nan=False), meta)
 
 
-def full_weights(state: TrainState) -> Tensors:
-    """Return the model's tensors on the CPU as transformers stores them, with the whole vocabulary."""
-    return contiguous(whole_weights(state))
-
-
 def whole_weights(state: TrainState) -> Tensors:
     """Return the model's tensors where they are, with the whole vocabulary."""
     tensors: Tensors = state.model.state_dict()
@@ -424,22 +419,6 @@ def weight_names(folder: Path) -> set[str]:
     names = set(read_manifest(folder)["files"])
     shards = {n for n in names if n.startswith("model-") and n.endswith(".safetensors")}
     return {name for name in names if is_weights(name)} | shards
-
-
-def holds(folder: Path, model: nn.Module) -> bool:
-    """Return whether the stored weights equal the model's, bit for bit."""
-    own = model.state_dict()
-    files = weight_files(model, own) if has_adapters(model) else {WEIGHTS: own}
-    try:
-        pairs = [
-            (tensor.cpu(), stored[key])
-            for name, tensors in files.items()
-            for stored in [read_weights(folder) if name == WEIGHTS else _read(folder, name)]
-            for key, tensor in _fitting(tensors, stored, str(folder)).items()
-        ]
-    except (CheckpointError, SafetensorError):
-        return False
-    return all(mine.dtype == stored.dtype and torch.equal(mine, stored) for mine, stored in pairs)
 
 
 def holds_names(folder: Path, model: nn.Module) -> bool:
