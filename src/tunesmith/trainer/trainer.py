@@ -266,8 +266,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._identity = self._make_identity()
         self._packed = self._choose_speedups()
         self._close_whole()
-        if self._why_no_speedups() is None:
-            self._whole = WholeSteps.make(self, Trainer, self._training_rows())
+        usable = self._why_no_speedups() is None
+        self._whole = WholeSteps.make(self, Trainer, self._training_rows()) if usable else None
         notes = (*self._notes, self._describe_speedups())
         log.info(notes[-1])
         if self.is_world_process_zero():
@@ -291,9 +291,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return prepared
 
     def _close_whole(self) -> None:
-        whole, self._whole = self._whole, None
-        if whole is not None:
-            whole.close()
+        if self._whole is not None:
+            self._whole.close()
 
     def _restore_position(self, folder: Path, computed: tuple[int, int]) -> tuple[int, int]:
         """Return (epoch, batches to skip) of a checkpoint; an epoch that was complete but not ended is ended first."""
