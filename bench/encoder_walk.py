@@ -183,7 +183,7 @@ def look_at(kind: str) -> dict[str, Any]:
     from tunesmith.speedups.verify import measure
 
     state, batch, chosen = make_state(tiny(kind), "auto")
-    packed = "padding-free" in chosen.on
+    packed = "packing" in chosen.on
     with chosen.without(list(chosen.parts)):
         plain = measure(state, batch)
         wide = digits(measure(state, collated(batch, bucketed(chosen.padding, 48))), plain)

@@ -65,11 +65,11 @@ def rows_of(run: Path) -> tuple[Path, Any]:
 def trace_once(graph: Path) -> None:
     """Every format of a model starts from one trace, which takes half a minute."""
     from tunesmith.inference import export
-    from tunesmith.models import onnx_graph
+    from tunesmith.inference.export import write_onnx
 
     def write(model: Any, names: list[str], path: Path) -> None:
         if not graph.exists():
-            onnx_graph.write_onnx(model, names, graph)
+            write_onnx(model, names, graph)
         shutil.copyfile(graph, path)
 
     export.write_onnx = write

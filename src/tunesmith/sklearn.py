@@ -56,10 +56,10 @@ def finetune_data(
     watch: Watch | None = None,
     **options: Any,
 ) -> RunResult:
-    """Trains, evaluates and exports one run; resumes it if its folder holds an unfinished one.
+    """Train, evaluate and export one run; an unfinished run in the same folder is resumed.
 
     `data` is a DataFrame, a dict of lists, a Dataset or DatasetDict, a list of dicts, an array of rows, a file name, or a
-    RunConfig; with `labels`, it is the texts alone. `validation_data` and `test_data` take the same tables. `options` are
+    RunConfig; with `labels`, it contains only the texts. `validation_data` and `test_data` accept the same tables. `options` are
     the options of `tunesmith train` under the same names. Progress is shown in the terminal or the notebook cell;
     `watch=Watch()` shows nothing.
     """
@@ -68,7 +68,7 @@ def finetune_data(
     elif isinstance(data, (str, Path)):
         data, options["train_file"] = None, data
     if data is not None and train_data is not None:
-        raise ConfigError("train_data is given twice", fix="Give the training rows once.")
+        raise ConfigError("the training data is passed twice", fix="Pass either data or train_data.")
     rows = train_data if data is None else data
     try:
         if labels is not None:
@@ -172,7 +172,7 @@ class LiveView:
             self._display.update(page)
 
     def html(self) -> str:
-        """The output as it stands."""
+        """Return the current output."""
         share = 100 * self._done / self._total if self._total else 0
         count = f"{self._done:,} of {self._total:,}" if self._total else ""
         bar = (
@@ -232,7 +232,7 @@ class Targets:
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict without the rows; `from_json` gives the rest back."""
+        """Return a plain dict without the examples; `from_json` restores the rest."""
         classes = self.classes.tolist()
         return {"classes": classes, "names": self.names, "multilabel": self.multilabel, "hot": self.hot}
 
@@ -263,29 +263,29 @@ def as_targets(y: Any) -> Targets:
         return _list_targets(list(array))
     _refuse_missing(array.tolist())
     if array.dtype.kind in "UO" and len(set(array.tolist())) == len(array) >= 10:
-        raise ValueError(f"y holds {len(array)} different classes in {len(array)} rows: are X and y swapped?")
+        raise ValueError(f"y has {len(array)} different classes for {len(array)} examples: are X and y swapped?")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The number of unique classes")
         check_classification_targets(array)
     classes, ids = np.unique(array, return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(f"y holds the one class {classes.tolist()}: a classifier needs at least 2 classes")
+        raise ValueError(f"y has only one class, {classes.tolist()}: a classifier needs at least 2 classes")
     names = tuple(str(value) for value in classes.tolist())
     return Targets([names[i] for i in ids.tolist()], classes, names)
 
 
 def as_numbers(y: Any) -> list[float]:
-    """y as one finite number a row."""
+    """Return y as one finite number per example."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
     try:
         array = np.asarray(y, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError("y holds something else than numbers; a regressor needs one number a row") from None
+        raise ValueError("y contains values that are not numbers; a regressor needs one number per example") from None
     if array.ndim == 2 and array.shape[1] == 1:
         array = array.ravel()
     if array.ndim != 1:
-        raise ValueError(f"y has the shape {array.shape}, expected one number a row")
+        raise ValueError(f"y has the shape {array.shape}, expected one number per example")
     if not np.isfinite(array).all():
         raise ValueError("Input y contains NaN or infinity.")
     return [float(value) for value in array]
@@ -293,7 +293,7 @@ def as_numbers(y: Any) -> list[float]:
 
 def _refuse_missing(values: list[Any]) -> None:
     if any(value is None or value != value for value in values):
-        raise ValueError("Input y contains NaN: every row needs a class.")
+        raise ValueError("Input y contains NaN: every example needs a class.")
 
 
 def _is_hot(rows: list[Any]) -> bool:
@@ -309,7 +309,7 @@ def _is_hot(rows: list[Any]) -> bool:
 
 def _hot_targets(array: Any, names: list[str]) -> Targets:
     if not np.isin(array, (0, 1)).all():
-        raise ValueError("a table y holds 0 and 1, a column for each label; other values were found")
+        raise ValueError("a 2-D y must contain only 0 and 1, with a column for each label")
     column = [[names[i] for i in np.flatnonzero(row)] for row in array]
     return Targets(column, np.asarray(names), tuple(names), multilabel=True, hot=True)
 
@@ -317,14 +317,14 @@ def _hot_targets(array: Any, names: list[str]) -> Targets:
 def _list_targets(rows: list[Any]) -> Targets:
     found = sorted({label for row in rows for label in row})
     if not found:
-        raise ValueError("y holds empty lists only: there is nothing to learn")
+        raise ValueError("y contains only empty lists")
     names = tuple(map(str, found))
     return Targets([[str(v) for v in row] for row in rows], np.asarray(found), names, multilabel=True)
 
 
 ESTIMATOR_FILE = "estimator.json"
 HOLD_OUT_ROWS = 50
-"""From this many rows on, a tenth is held out for validation unless the user says otherwise."""
+"""With this many examples or more, a tenth is held out for validation by default."""
 
 
 def _temporary_folder(owner: Any) -> str:
@@ -355,7 +355,7 @@ class _FittedModel:
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share: parameters are options of a run, `options` holds those that are no parameter."""
+    """Base class. Parameters are options of `tunesmith train`; `options` contains all others."""
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Refuse an unknown parameter and suggest the right name; scikit-learn needs a plain `__init__`."""
@@ -467,7 +467,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         target = Path(folder).expanduser()
         if target.exists():
-            raise ConfigError("exists already", where=str(target), fix="Give a new folder.")
+            raise ConfigError("exists already", where=str(target), fix="Use a new folder.")
         state = {"kind": type(self).__name__, "params": self.get_params(deep=False), **self._fitted_state()}
 
         def fill(place: Path) -> None:
@@ -485,7 +485,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         source = Path(folder).expanduser()
         state = read_json(source / ESTIMATOR_FILE)
         if state.get("kind") != cls.__name__:
-            raise ConfigError(f"holds a {state.get('kind')}, not a {cls.__name__}", where=str(source))
+            raise ConfigError(f"contains a {state.get('kind')}, not a {cls.__name__}", where=str(source))
         found = cls(**state["params"])
         found._model = _FittedModel(source)
         found.n_features_in_ = int(state["n_features_in"])
@@ -556,7 +556,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         return self._probabilities(X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Mean accuracy; for several labels a row, the share of rows in which all are right."""
+        """Return the accuracy; for multilabel y, the share of examples with all labels right."""
         if getattr(self, "_targets", None) is not None and self._targets.multilabel:
             truth = self._targets.hot_rows(y)
             right = (self._choose(self._probabilities(X)) == truth).all(axis=1)
@@ -578,7 +578,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 
 
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
-    """Fine-tunes an encoder on texts and numbers. X: texts or pairs; y: one number a row."""
+    """Fine-tunes an encoder on texts and numbers. X: texts or pairs; y: one number per example."""
 
     def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:
         """Train on X and y. With 50 examples or more, a tenth is held out to choose the best step."""

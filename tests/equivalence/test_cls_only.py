@@ -11,7 +11,6 @@ from equivalence.strategy_cases import (
     CUT_FAMILIES,
     PAD,
     RAGGED,
-    RELATIVE,
     gradients,
     largest_difference,
     make_labels,
@@ -26,19 +25,15 @@ from tunesmith.speedups.packing import enable_padding_free, pack
 SHAPES = {"ragged": RAGGED, "one row": (7,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", CUT_FAMILIES)
-def test_cut_last_layer_gives_the_plain_loss_logits_and_gradients(kind: str, shape: str, packed: bool) -> None:
-    if kind in RELATIVE and not packed:
-        pytest.skip("attention by distances is cut in packed batches only")
+def test_cut_last_layer_gives_the_plain_loss_logits_and_gradients(kind: str, shape: str) -> None:
     model = make_model(kind)
     rows, labels = make_rows(SHAPES[shape], pad=PAD.get(kind, 0)), make_labels(len(SHAPES[shape]))
     batch: dict[str, Any] = pad_rows(rows, kind=kind)
     loss, logits, plain = gradients(model, batch, labels)
-    if packed:
-        strategy = enable_padding_free(model)
-        batch = dict(pack(rows, first_position=strategy.first_position, keys=strategy.keys))
+    strategy = enable_padding_free(model)
+    batch = dict(pack(rows, first_position=strategy.first_position, keys=strategy.keys))
     enable_first_token_only(model)
     ours_loss, ours_logits, ours = gradients(model, batch, labels)
     assert abs(loss - ours_loss) < 1e-6
@@ -57,13 +52,18 @@ def test_only_first_tokens_pass_through_the_last_feed_forward() -> None:
     assert seen == {0: (1, sum(RAGGED)), 1: (1, sum(RAGGED)), 2: (1, len(RAGGED))}
 
 
-def test_disable_gives_the_whole_layer_back() -> None:
-    model = make_model("bert")
-    before = model.config._attn_implementation
-    enable_first_token_only(model).disable()
-    assert model.config._attn_implementation == before
-    hidden = model.bert(**pad_rows(make_rows(RAGGED), kind="bert")).last_hidden_state
-    assert hidden.shape[1] == max(RAGGED)
+@pytest.mark.parametrize("kind", CUT_FAMILIES)
+def test_own_padded_call_gets_all_tokens_while_speedups_are_on(kind: str) -> None:
+    model = make_model(kind).eval()
+    batch = pad_rows(make_rows(RAGGED, pad=PAD.get(kind, 0)), kind=kind)
+    with torch.no_grad():
+        plain = model.base_model(**batch).last_hidden_state
+        enable_padding_free(model)
+        enable_first_token_only(model)
+        found = model.base_model(**batch).last_hidden_state
+    real = batch["attention_mask"].bool()
+    assert found.shape == plain.shape
+    assert torch.allclose(found[real], plain[real], atol=1e-5)
 
 
 @pytest.mark.parametrize("order", ["packing first", "cut first"])

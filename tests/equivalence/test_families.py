@@ -88,7 +88,7 @@ def test_a_family_trains_and_learns_a_repeated_batch(family: str, tmp_path: Path
     padding = Padding(FAMILIES[family]["pad_token_id"])
     speedups = apply_speedups(model, rows, padding, device=runtime.device)
     if family not in UNKNOWN:
-        assert "padding-free" in speedups.on
+        assert "packing" in speedups.on
     else:
         assert any(note.startswith("padding_free is off: ") for note in speedups.notes), "a fallback is said aloud"
     batches = Batches(rows, speedups.train_collate, 16, seed=1)

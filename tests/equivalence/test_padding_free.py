@@ -87,8 +87,8 @@ def test_attention_by_distance_with_the_fixed_shapes_of_a_gpu_gives_the_same(
 
 
 @pytest.mark.parametrize("first_only", [False, True])
-def test_the_mask_fallback_for_other_devices_gives_the_same(first_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "attend_on_cpu", packing.attend_by_mask)
+def test_attention_for_other_devices_equals_plain_step(first_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "attend_on_cpu", packing.attend_by_padding)
     model = make_model("bert")
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind="bert"), labels)

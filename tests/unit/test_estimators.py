@@ -176,7 +176,7 @@ def test_a_saved_estimator_gives_the_same_answers_and_holds_no_pickle(fitted: Te
     assert again.classes_.tolist() == fitted.classes_.tolist()
     assert again.get_params() == fitted.get_params()
     assert {p.suffix for p in folder.rglob("*") if p.is_file()} <= {".json", ".safetensors", ".txt", ".md"}
-    with pytest.raises(ConfigError, match="holds a TextClassifier, not a TextRegressor"):
+    with pytest.raises(ConfigError, match="contains a TextClassifier, not a TextRegressor"):
         TextRegressor.load(folder)
     with pytest.raises(ConfigError, match="exists already"):
         fitted.save(folder)
@@ -193,7 +193,7 @@ def test_a_saved_estimator_gives_the_same_answers_and_holds_no_pickle(fitted: Te
         ("abc", NAMES, "one text"),
         (TEXTS, [None, *NAMES[1:]], "NaN"),
         (TEXTS, [*NAMES[1:], float("nan")], "NaN"),
-        (NAMES, TEXTS, "24 different classes in 24 rows: are X and y swapped"),
+        (NAMES, TEXTS, "24 different classes for 24 examples: are X and y swapped"),
         (TEXTS, GOOD * 0.5, "continuous"),
     ],
     ids=range(10),

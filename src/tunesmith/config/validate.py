@@ -102,7 +102,10 @@ def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
     for name in ("validation_file", "test_file"):
         path = getattr(config, name)
         if path is not None and path in files:
-            yield name, f"is the same file as {files[path]}", "A score on training rows says nothing: use other rows"
+            kind = "training" if files[path] == "train_file" else "validation"
+            why = "fitted the model" if kind == "training" else "selected the checkpoint"
+            fix = f"The {kind} examples {why}, so a score on them is too optimistic. Use a different file"
+            yield name, f"is the same file as {files[path]}", fix
         elif path is not None:
             files[path] = name
 

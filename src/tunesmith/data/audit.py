@@ -96,7 +96,7 @@ DRIFT_ROWS = 3_000
 FEWEST_DRIFT_ROWS = 30
 LABEL_DISTANCE = 0.1
 LENGTH_DISTANCE = 0.2
-WORDS_AUC = (0.6, 0.8)
+WORDS_AUC = 0.6
 """From which a classifier that tells the splits apart by their words is worth a line, and a warning."""
 
 
@@ -155,12 +155,11 @@ def _compare_words(split: str, train: Sequence[str], other: Sequence[str]) -> li
     linear = RidgeClassifier(solver="sparse_cg", tol=1e-2)
     area = float(roc_auc_score(target, cross_val_predict(linear, words, target, cv=folds, method="decision_function")))
     noise = 1.5 / np.sqrt(12 * count / 2)
-    if area < max(WORDS_AUC[0], 0.5 + 3 * noise):
+    if area < max(WORDS_AUC, 0.5 + 3 * noise):
         return []
-    severity: Severity = "warning" if area >= WORDS_AUC[1] else "info"
     evidence = f"A linear classifier distinguishes {split} texts from train texts by their words (ROC AUC {area:.2f})."
     advice = (f"If new data will be like {split}, its score is the right one; if not, draw {split} from train.",)
-    return [Finding("text_drift", severity, evidence, advice, numbers={"split": split, "auc": area})]
+    return [Finding("text_drift", "info", evidence, advice, numbers={"split": split, "auc": area})]
 
 
 def _spread(texts: Sequence[str], count: int) -> list[str]:
@@ -329,7 +328,7 @@ def find_giveaways(
             values = column_features([cell for cell, good in zip(cells, known, strict=True) if good])
             one = judge_features(f"column {name!r}", values, ids[known], folds, regression=regression)
             findings.append(_column(name, one, cells, len(labels), regression=regression))
-    findings += [_named(sample, ids, labels, text), _markers(sample, ids, labels, text)]
+    findings.append(_markers(sample, ids, labels, text))
     return [finding for finding in findings if finding is not None]
 
 
@@ -402,24 +401,6 @@ def _column(name: str, one: ContentFree, cells: Sequence[Any], labels: int, *, r
     advice = (
         "Check how the rows were collected: labels that follow ids or dates often differ in source, not in meaning.",
     )
-    return Finding("label_giveaway", "warning", evidence, advice, numbers=numbers)
-
-
-def _named(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]) -> Finding | None:
-    """Finds label names that occur in the text of most rows of that label and hardly in others."""
-    if labels.task is Task.REGRESSION or not all(len(name) > 2 and not name.isdigit() for name in labels.names):
-        return None
-    low = [" ".join(str(sample.columns[name][row]).lower() for name in text) for row in range(len(ids))]
-    named = [[name.lower() in words for words in low] for name in labels.names]
-    inside = np.array(named, dtype=bool).T
-    known = ids >= 0
-    own = inside[np.arange(len(ids)), np.maximum(ids, 0)][known]
-    alone = own & (inside[known].sum(axis=1) == 1)
-    if alone.mean() < 0.8:
-        return None
-    evidence = f"{alone.mean():.1%} of the train texts contain the name of their label, and of no other."
-    advice = ("Remove the label from the text: the model learns to look it up.",)
-    numbers = {"feature": "label name", "score": float(alone.mean())}
     return Finding("label_giveaway", "warning", evidence, advice, numbers=numbers)
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from tunesmith.errors import ConfigError, DataError, ResourceError
 
@@ -68,14 +67,13 @@ class CountedBytes:
         origin: str,
         gzipped: bool,
         limits: DecompressionLimits,
-        open_file: Callable[[], IO[bytes]] | None = None,
     ) -> None:
         self.origin = origin
         self.limits = limits
-        self.size = path.stat().st_size if open_file is None else 0
+        self.size = path.stat().st_size
         self.bytes_in = self.bytes_out = 0
         self._hash = hashlib.sha256()
-        self._file = path.open("rb", buffering=0) if open_file is None else open_file()
+        self._file = path.open("rb", buffering=0)
         self._unpacked = gzip.GzipFile(fileobj=_Hooked(self._read_file)) if gzipped else None  # type: ignore[call-overload]
 
     def __enter__(self) -> CountedBytes:

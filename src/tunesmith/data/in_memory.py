@@ -175,13 +175,13 @@ def _from_list(rows: Any, name: str) -> Source:
     import pyarrow as pa
     from datasets import Dataset
 
-    from tunesmith.data.json_files import ColumnKinds
+    from tunesmith.data.json_files import ColumnKinds, convert_export
 
     if not rows:
         raise DataError("the list is empty", where=name, fix="It needs at least one row.")
     for i, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise DataError(f"{type(row).__name__}, expected a dict", where=f"{name}:{i}")
-    kinds = ColumnKinds(name, lines=False)
-    batch = kinds.batch(rows, range(1, len(rows) + 1))
+    _, records = convert_export(enumerate(rows, start=1))
+    batch = ColumnKinds(name, lines=False).batch([row for _, row in records], range(1, len(rows) + 1))
     return Source(name, Dataset(pa.Table.from_batches([batch])), name)

@@ -40,7 +40,8 @@ Record = tuple[int, dict[str, Any]]
 
 def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, array_allowed: bool) -> Iterator[Any]:
     """Yield record batches of the objects, in order, with line numbers."""
-    return _batches(_converted(_json_records(iter(blocks), origin, array_allowed=array_allowed), kinds), kinds)
+    kinds.export, records = convert_export(_json_records(iter(blocks), origin, array_allowed=array_allowed))
+    return _batches(records, kinds)
 
 
 def fasttext_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds) -> Iterator[Any]:
@@ -276,14 +277,14 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_refuse_con
 # --- exports of annotation tools --------------------------------------------------------------------------------------
 
 
-def _converted(records: Iterator[Record], kinds: ColumnKinds) -> Iterator[Record]:
-    """Convert the tasks of an annotation tool, recognized by the first one, to rows."""
+def convert_export(records: Iterator[Record]) -> tuple[str | None, Iterator[Record]]:
+    """Return the annotation tool that wrote the records, recognized by the first one, and its tasks as rows."""
     first = next(records, None)
     if first is None:
-        return
-    kinds.export, convert = find_export(first[1])
-    for number, record in chain([first], records):
-        yield number, record if convert is None else convert(record)
+        return None, records
+    tool, convert = find_export(first[1])
+    whole = chain([first], records)
+    return tool, whole if convert is None else ((number, convert(record)) for number, record in whole)
 
 
 def find_export(record: Mapping[str, Any]) -> tuple[str | None, Callable[[Mapping[str, Any]], dict[str, Any]] | None]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
 
 from tunesmith.data.csv_files import Dialect, check_header, choose_dialect, parse_delimited, sniff_dialect
 from tunesmith.data.files import CountedBytes, DecompressionLimits, UnreadableText, readable, text_blocks
-from tunesmith.data.json_files import BATCH_ROWS, flatten_record, line_records
+from tunesmith.data.json_files import BATCH_ROWS, convert_export, flatten_record, line_records
 from tunesmith.errors import ConfigError, DataError
 
 TEXT_KINDS = ("csv", "tsv", "jsonl")
@@ -37,16 +37,12 @@ def column_blocks(
     encoding: str | None = None,
     delimiter: str | None = None,
     quoting: str | None = None,
-    open_file: Callable[[], IO[bytes]] | None = None,
 ) -> Iterator[dict[str, list[Any]]]:
-    """Columns of the next rows, in order. A JSON object without a key of its block has None there.
-
-    `open_file` opens a file that is not on this machine.
-    """
+    """Columns of the next rows, in order. A JSON object without a key of its block has None there."""
     origin = str(path)
     with (
         readable(path, origin),
-        CountedBytes(path, origin=origin, gzipped=gzipped, limits=DecompressionLimits(), open_file=open_file) as file,
+        CountedBytes(path, origin=origin, gzipped=gzipped, limits=DecompressionLimits()) as file,
     ):
         dialect = None if kind == "jsonl" else choose_dialect(kind, delimiter=delimiter, quoting=quoting)
         yield from _column_blocks(text_blocks(file, encoding=encoding), origin, dialect)
@@ -83,7 +79,7 @@ def fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int = sys.maxsize) 
 
 def _column_blocks(blocks: Iterator[str], origin: str, dialect: Dialect | None) -> Iterator[dict[str, list[Any]]]:
     if dialect is None:
-        records = line_records(blocks, origin)
+        _, records = convert_export(line_records(blocks, origin))
         while some := [flatten_record(row) for _, row in islice(records, BATCH_ROWS)]:
             yield {name: [row.get(name) for row in some] for name in dict.fromkeys(chain.from_iterable(some))}
         return

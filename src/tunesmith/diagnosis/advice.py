@@ -329,7 +329,8 @@ def _stopped(reading: Reading, f: Features) -> tuple[str, list[str]]:
 def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
     evidence = (
         f"validation loss was never below {reading.val_loss.min():.2f} (chance: {reading.chance_loss:.2f}) in "
-        f"{reading.step[-1]} steps at a typical learning rate ({reading.rate:g}), and train loss is {reading.train_loss[-1]:.2f}; "
+        f"{reading.step[-1]} steps at a typical learning rate ({reading.rate:g}), "
+        f"and train loss is {reading.train_loss[-1]:.2f}; "
         f"{against_constant(reading)}: the texts do not predict the labels"
     )
     return evidence, [audit_command(reading), inspect_command(reading), own_split_flags(reading)]
@@ -379,8 +380,8 @@ def _ignored(reading: Reading, f: Features) -> tuple[str, list[str]]:
         for k, count in classes[:4]
     )
     evidence = (
-        f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation examples {verb} never predicted: "
-        f"{names}; {against_constant(reading)}"
+        f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation examples "
+        f"{verb} never predicted: {names}; {against_constant(reading)}"
     )
     weights = "--class_weights balanced: raises the macro F1, but may lower the accuracy"
     return evidence, [longer_flag(reading), weights, "label more examples of these classes"]

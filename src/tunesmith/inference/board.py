@@ -29,6 +29,17 @@ from tunesmith.inference.service import model_summary
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.runs.folder import RunDir
 
+ASSETS = {
+    "page.css": "text/css; charset=utf-8",
+    "board.css": "text/css; charset=utf-8",
+    "chart.js": "text/javascript; charset=utf-8",
+    "list.js": "text/javascript; charset=utf-8",
+    "run.js": "text/javascript; charset=utf-8",
+}
+"""All files the board serves in addition to pages."""
+_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
+_SEPARATOR = re.compile(r"(?<=[_./\\:=])")
+_BODY = "<body>\n"
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 CLASSIFY_SECONDS = 120.0
 MAX_DRAWING = 20
@@ -188,19 +199,6 @@ def _number(request: Request, name: str) -> float:
 def _page(text: str) -> Response:
     body = text.encode("utf-8", "backslashreplace")
     return HTMLResponse(body, headers={"content-security-policy": policy_of(text)})
-
-
-ASSETS = {
-    "page.css": "text/css; charset=utf-8",
-    "board.css": "text/css; charset=utf-8",
-    "chart.js": "text/javascript; charset=utf-8",
-    "list.js": "text/javascript; charset=utf-8",
-    "run.js": "text/javascript; charset=utf-8",
-}
-"""All files the board serves in addition to pages."""
-_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
-_SEPARATOR = re.compile(r"(?<=[_./\\:=])")
-_BODY = "<body>\n"
 
 
 @cache

@@ -36,6 +36,33 @@ from tunesmith.runs.event_log import ColumnsTail, Peek, peek_journal
 from tunesmith.runs.folder import RunDir, read_metrics, read_summary
 from tunesmith.runs.lock import Holder, is_held, noted_holder, open_lock
 
+RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+FRESH_SECONDS = 60
+"""A run without a lock file whose event log grew within this time counts as running: Trainer scripts may not take a lock."""
+ScoreCell = tuple[str, float, float | None, float | None]
+"""Name, value, and the 95% interval."""
+Verdict = tuple[str, str]
+"""Kind (good, warn, bad, info) and title."""
+_OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
+DIAGNOSIS_SECONDS = 15.0
+"""Minimum time between two diagnoses of a run in training."""
+DIAGNOSIS_SHARE = 0.05
+"""Maximum share of one core for the diagnosis of a run in training."""
+POINTS = 900
+"""Points per curve: a chart is about 600 pixels wide, and thinning keeps the minimum and maximum of each bucket."""
+log = logging.getLogger(__name__)
+
+MAX_STREAMS = 100
+HEARTBEAT_SECONDS = 15.0
+INTERVAL_SECONDS = 0.7
+FOLLOW_SHARE, LONGEST_SECONDS = 0.25, 4.0
+"""Maximum share of one core for following a run, and maximum seconds between two updates: an update of a log with a million
+lines takes 0.7 s."""
+VERDICT_SECONDS = 0.3
+"""Maximum time per update of the list for new diagnoses: 200 runs (5 s of CPU) take half a minute."""
+KEEP_SECONDS = 120.0
+MOST_KEPT = 6
+
 
 def is_running(run: RunDir) -> bool:
     """Return whether a process holds the lock of the run folder."""
@@ -95,16 +122,6 @@ def _has_open(pid: int, handle: int) -> bool:
             if os.path.samestat(link.stat(), lock):
                 return True
     return False
-
-
-RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-FRESH_SECONDS = 60
-"""A run without a lock file whose event log grew within this time counts as running: Trainer scripts may not take a lock."""
-ScoreCell = tuple[str, float, float | None, float | None]
-"""Name, value, and the 95% interval."""
-Verdict = tuple[str, str]
-"""Kind (good, warn, bad, info) and title."""
-_OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,12 +312,6 @@ def spark_points(losses: tuple[float, ...]) -> str:
     return " ".join(f"{100 * k / width:.1f},{22 - 20 * (v - low) / span:.1f}" for k, v in enumerate(losses))
 
 
-DIAGNOSIS_SECONDS = 15.0
-"""Minimum time between two diagnoses of a run in training."""
-DIAGNOSIS_SHARE = 0.05
-"""Maximum share of one core for the diagnosis of a run in training."""
-
-
 def with_title(finding: Finding) -> dict[str, object]:
     """Return a finding as the page of a run shows it."""
     kind, title = tone_and_title(finding)
@@ -329,10 +340,6 @@ class Verdicts:
             wait = max(DIAGNOSIS_SECONDS, spent / DIAGNOSIS_SHARE) if run.lock_file.exists() else 0.0
             self._known[run_id] = (version, verdict, now + wait)
         return verdict
-
-
-POINTS = 900
-"""Points per curve: a chart is about 600 pixels wide, and thinning keeps the minimum and maximum of each bucket."""
 
 
 class LiveRun:
@@ -456,20 +463,6 @@ def _recent(series: Series) -> float:
     good = series.value[-50:]
     good = good[np.isfinite(good)]
     return float(np.median(good)) if len(good) else float("nan")
-
-
-log = logging.getLogger(__name__)
-
-MAX_STREAMS = 100
-HEARTBEAT_SECONDS = 15.0
-INTERVAL_SECONDS = 0.7
-FOLLOW_SHARE, LONGEST_SECONDS = 0.25, 4.0
-"""Maximum share of one core for following a run, and maximum seconds between two updates: an update of a log with a million
-lines takes 0.7 s."""
-VERDICT_SECONDS = 0.3
-"""Maximum time per update of the list for new diagnoses: 200 runs (5 s of CPU) take half a minute."""
-KEEP_SECONDS = 120.0
-MOST_KEPT = 6
 
 
 class Channel:

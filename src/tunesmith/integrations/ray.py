@@ -1,4 +1,4 @@
-"""Prediction in Ray Data: `ds.map_batches(TunesmithPredictor, fn_constructor_args=["runs/mine"], ...)`. It imports no Ray."""
+"""Prediction with Ray Data: `ds.map_batches(TunesmithPredictor, fn_constructor_args=["runs/mine"], ...)`. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from tunesmith.inference.predictor import Predictor
 
 
 class TunesmithPredictor:
-    """A model that each actor loads once; a batch comes back with the answers as further columns, rows in their order.
+    """A model that each actor loads once. A call returns the batch with additional columns for the predictions.
 
-    `text_column_names`: default as in training. `top_k`: only the most probable labels. The rest is for `Predictor.load`.
+    `text_column_names` defaults to the columns of training. `top_k` keeps only the most probable labels. Other options are those
+    of `Predictor.load`.
     """
 
     def __init__(
@@ -25,5 +26,5 @@ class TunesmithPredictor:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         texts = {name: np.asarray(values).tolist() if name in self._text else [] for name, values in batch.items()}
-        labelled = label_columns(self._predictor, texts, self._text, self._top_k, where="batch")
-        return {**batch, **dict(list(labelled.items())[len(batch) :])}
+        labeled = label_columns(self._predictor, texts, self._text, self._top_k, where="batch")
+        return {**batch, **dict(list(labeled.items())[len(batch) :])}

@@ -1,4 +1,4 @@
-"""Prediction in Spark: `df.withColumn("answer", predict_udf("runs/mine")("text"))`. The home of pyspark."""
+"""Prediction with Spark: `df.withColumn("answer", predict_udf("runs/mine")("text"))`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tunesmith.models.files import read_config_file
 
 
 def predict_udf(model: str, *, top_k: int | None = None, **loading: Any) -> Callable[..., Any]:
-    """A function of one text column, or of the two of a pair, that gives a struct: prediction and a probability for each label.
+    """Return a function of one text column, or two for pairs. It returns a struct: the prediction and a probability per label.
 
-    Every executor must see the model under this path. Each Python worker loads it once for each partition it works on.
+    Every executor needs the model at this path. Each Python worker loads it once per partition.
     """
     import pandas as pd
     from pyspark.sql.functions import pandas_udf
@@ -37,7 +37,7 @@ def predict_udf(model: str, *, top_k: int | None = None, **loading: Any) -> Call
             answers = list(label_columns(predictor, texts, text, top_k, where="batch").values())[len(text) :]
             yield pd.DataFrame(dict(zip(names, answers, strict=True)))
 
-    # Spark reads the kind of a function from its annotations, as objects.
+    # Spark derives the kind of a function from its annotations, which must be objects.
     predict.__annotations__ = {"batches": Iterator[tuple[pd.Series, ...]], "return": Iterator[pd.DataFrame]}
     found: Callable[..., Any] = pandas_udf(predict, schema)
     return found

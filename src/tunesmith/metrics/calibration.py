@@ -35,7 +35,7 @@ class ReliabilityBin:
 
 
 def reliability_bins(probabilities: Any, references: Any, *, num_bins: int = 15) -> tuple[ReliabilityBin, ...]:
-    """The bins of equal width that hold rows, lowest confidence first; () without labelled rows."""
+    """Return the non-empty bins of equal width, lowest confidence first; () without labeled examples."""
     table, labels = _labelled(probabilities, references)
     if len(table) == 0:
         return ()
@@ -54,14 +54,14 @@ def reliability_bins(probabilities: Any, references: Any, *, num_bins: int = 15)
 
 
 def expected_calibration_error(probabilities: Any, references: Any, *, num_bins: int = 15) -> float | None:
-    """Mean gap between confidence and accuracy over equal-width bins, weighted by rows; None without labelled rows."""
+    """Mean gap between confidence and accuracy over equal-width bins, weighted by examples; None without labeled examples."""
     bins = reliability_bins(probabilities, references, num_bins=num_bins)
     total = sum(b.count for b in bins)
     return sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / total if total else None
 
 
 def _labelled(probabilities: Any, references: Any) -> tuple[Array, Array]:
-    """(n, classes) probabilities and ids of the labelled rows; one column means the probability of label 1."""
+    """(n, classes) probabilities and ids of the labeled examples; one column means the probability of label 1."""
     table, labels = to_numpy(probabilities).astype(np.float64), to_numpy(references)
     if len(table) != len(labels):
         raise DataError(f"{len(table)} probabilities for {len(labels)} references")

@@ -1,4 +1,4 @@
-"""The best constant (the same answer for every row), and each row's loss and prediction at one evaluation beside it.
+"""The constant baseline (one prediction for all examples), and the loss and prediction of each example at one evaluation.
 
 Row evidence is one line of the journal. At most `MOST_ROWS` rows are kept, evenly spread and the same at every evaluation, so
 that a difference between two evaluations is a paired difference.
@@ -31,7 +31,7 @@ class BestConstant:
 
     @classmethod
     def of(cls, task: Task, labels: Any, num_labels: int) -> BestConstant:
-        """The constant with the lowest loss on these labels; unlabelled rows do not count."""
+        """The constant with the lowest loss on these labels; unlabeled examples are ignored."""
         known = np.asarray(labels)
         if task is Task.REGRESSION:
             known = known.reshape(-1)[~np.isnan(known.reshape(-1))]
@@ -53,7 +53,7 @@ class BestConstant:
         return float(-(p * np.log(p)).sum())
 
     def logits(self, rows: int) -> Array:
-        """The outputs of a model that always gives this answer."""
+        """Return the logits of a model that always predicts this."""
         p = np.array(self.values)
         if self.task is Task.MULTILABEL:
             p = np.log(p) - np.log1p(-p)
@@ -76,7 +76,7 @@ class BestConstant:
 
 
 def describe_constant(constant: BestConstant, labels: Any, suite: Suite) -> dict[str, Any]:
-    """Loss and scores of the constant on these rows, each with one standard error where the rows give one."""
+    """Loss and scores of the constant on these rows, each with one standard error if it is defined."""
     labels = np.asarray(labels)
     logits = constant.logits(len(labels))
     found: dict[str, Any] = {"values": list(constant.values), "n": len(labels), "metrics": {}, "errors": {}}
@@ -113,7 +113,7 @@ def row_losses(task: Task, logits: Any, labels: Any) -> Array:
 
 
 def infer_task(logits: Any, labels: Any) -> Task | None:
-    """The task that arrays of a Trainer belong to; None where they are not one output a row."""
+    """The task that arrays of a Trainer belong to; None if there is not one output per example."""
     scores, known = np.asarray(logits), np.asarray(labels)
     if scores.dtype.kind not in "fiu" or known.dtype.kind not in "fiub" or len(scores) != len(known) or not len(known):
         return None

@@ -1,6 +1,6 @@
 """95% intervals. Closed forms chosen by simulation (bench/interval_coverage.py): no seed, no resampling loop.
 
-The percentile bootstrap covered 92 to 94% at n=200 where these cover 94 to 96%, and says [1, 1] of a perfect score on
+The percentile bootstrap covered 92 to 94% at n=200 where these cover 94 to 96%, and returns [1, 1] for a perfect score on
 ten rows. Proportions get Wilson's interval; so does F1, because TP given TP+FP+FN is binomial; means over classes combine
 the Wilson limits of the classes; other bounded scores get Wilson's at the n that explains their variance;
 correlations and positive means get a robust standard error on the Fisher z and log scale.
@@ -51,7 +51,7 @@ class Score:
         return f"{self.value:.4f} [{self.low:.3f}, {self.high:.3f}] n={self.n}"
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; `from_json` gives an equal score back."""
+        """A plain dict; `from_json` restores it."""
         plain = {"value": self.value, "low": self.low, "high": self.high, "n": self.n, "method": self.method}
         return plain if self.of is None else {**plain, "of": self.of}
 

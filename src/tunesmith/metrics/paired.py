@@ -54,7 +54,7 @@ def compare_predictions(
     seed: int = 0,
     resamples: int = 2000,
 ) -> PairedResult:
-    """B against A on the same labelled rows; `decisions` of A and of B as in `make_rows`."""
+    """Compare B with A on the same labeled examples; `decisions` of A and of B as in `make_rows`."""
     chosen = metric_of(metric, task)
     name = chosen.name
     given = zip((predictions_a, predictions_b), decisions, strict=True)

@@ -82,7 +82,7 @@ def _rows_of(predictions: Any, references: Any, task: Task, scores: Scale, thres
     if len(predicted.shape) == 0 or len(expected.shape) == 0 or len(predicted) != len(expected):
         raise DataError(
             f"predictions have shape {predicted.shape}, references {expected.shape}",
-            fix="Give one prediction a reference.",
+            fix="Pass one prediction per reference.",
         )
     if task is Task.REGRESSION:
         return _value_rows(predicted, expected)
@@ -131,7 +131,7 @@ def _class_rows(predicted: Array, expected: Array, scores: Scale, *, limit: int 
         if len(ids) and (ids.min() < 0 or (limit is not None and ids.max() >= limit)):
             bad = int(ids.min()) if ids.min() < 0 else int(ids.max())
             top = f"0 to {limit - 1}" if limit is not None else "0 or more"
-            raise DataError(f"{what} {bad} is not a label id ({top}; -1 = unlabelled)")
+            raise DataError(f"{what} {bad} is not a label id ({top}; -1 = unlabeled)")
     return Rows(expected, decisions, probabilities, sound)
 
 
@@ -157,7 +157,7 @@ def _multilabel_rows(
 def _value_rows(predicted: Array, expected: Array) -> Rows:
     predicted, expected = _flat(predicted).astype(np.float64), _flat(expected).astype(np.float64)
     if predicted.ndim != 1 or expected.ndim != 1:
-        raise DataError(f"a regression task needs one value a row, got {predicted.shape} and {expected.shape}")
+        raise DataError(f"a regression task needs one value per example, got {predicted.shape} and {expected.shape}")
     keep = ~np.isnan(expected)
     predicted, expected = predicted[keep], expected[keep]
     return Rows(expected, predicted, None, bool(np.isfinite(predicted).all() and np.isfinite(expected).all()))
@@ -169,7 +169,7 @@ def _flat(array: Array) -> Array:
 
 def _ids(array: Array, what: str) -> Array:
     if array.ndim != 1:
-        raise DataError(f"{what}s must be one label id a row, got shape {array.shape}")
+        raise DataError(f"{what}s must be one label id per example, got shape {array.shape}")
     if array.dtype.kind == "f":
         array = np.where(np.isnan(array), UNLABELLED, array)
         if (array != np.round(array)).any():
@@ -371,7 +371,7 @@ def f1_micro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
 def f1_macro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
     """Mean F1 of the labels true or predicted at least once, and each row's influence.
 
-    scikit-learn counts a label that is neither as 0; a label without evidence is left out here.
+    scikit-learn counts a label that is neither as 0; a label without evidence is ignored here.
     """
     hits = 2.0 * (references & decisions)
     total = references + decisions
@@ -433,7 +433,7 @@ MULTILABEL = frozenset({Task.MULTILABEL})
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric of some tasks. A name stands twice where tasks define it differently."""
+    """One metric of some tasks. A name occurs twice if tasks define it differently."""
 
     name: str
     tasks: frozenset[Task]
@@ -502,7 +502,7 @@ def _influence(
 def _number(
     name: str, help: str, formula: Callable[[Array, Array], float], interval: Any, method: str, **more: Any
 ) -> Metric:
-    """A metric of one predicted number a row."""
+    """A metric of one predicted number per example."""
     return Metric(
         name,
         frozenset({Task.REGRESSION}),
@@ -740,7 +740,7 @@ def resolve_glue(name: str) -> tuple[Task, tuple[str, ...]]:
 
 
 OF_ONE_CLASS = ("f1", "precision", "recall", "average_precision")
-"""Metrics of two classes that are about label 1 alone."""
+"""Metrics of two classes that are only about label 1."""
 
 logger = logging.getLogger(__name__)
 
@@ -825,7 +825,7 @@ class Suite:
             self.reset()
             rows = make_rows(*joined, task=self.task, scores=self.scores, thresholds=self.thresholds)
         if not rows.sound:
-            logger.warning("some of %d predictions are not finite: every metric is undefined", len(rows))
+            logger.warning("some of %d predictions are NaN or infinite: every metric is undefined", len(rows))
         return rows
 
 

@@ -342,4 +342,4 @@ def say_model(
     if runtime.device.type == "cuda" and has_triton() and not any(kernels.glob("*")):
         say(f"Kernels: compiled for this GPU now and kept in {kernels}: the first start takes longer, others do not.")
     if speedups.on:
-        say(f"Exact speed-ups: {', '.join(speedups.on)}.")
+        say(f"Speedups: {', '.join(speedups.on)}.")

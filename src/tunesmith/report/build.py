@@ -33,7 +33,7 @@ TONES = {"info": "info", "warning": "warn", "error": "bad"}
 
 
 def tone_and_title(finding: Finding) -> tuple[str, str]:
-    """How the pages colour a verdict (good, info, warn, bad: by how serious it is) and name it."""
+    """Return the color (good, info, warn, bad) and the title of a verdict."""
     tone = "good" if finding.code in ("healthy", "still_learning") else TONES[finding.severity]
     return tone, TITLES.get(finding.code, finding.code.replace("_", " ").capitalize())
 
@@ -61,7 +61,7 @@ def diagnose_with(
 def read_with(
     curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], *, running: bool = False
 ) -> Reading:
-    """The curves with what data_summary.json knows. Class shares give a chance loss only where each row has one label."""
+    """Return the curves with facts from data_summary.json. Class frequencies imply a chance loss only for single labels."""
     single = summary.get("task") in (None, Task.BINARY, Task.MULTICLASS)
     names = tuple(summary.get("labels") or ()) if single else ()
     counts = (summary.get("label_counts") or {}).get("train")
@@ -80,7 +80,7 @@ def read_with(
 
 
 def _floors(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Scores of simpler models on the validation rows, from `floors` of data_summary.json: name -> metric -> value."""
+    """Return scores of baselines on the validation examples, from `floors` of data_summary.json: name -> metric -> value."""
     found: dict[str, dict[str, float]] = {}
     for name, scores in ((summary.get("floors") or {}).get("validation") or {}).items():
         values = {m: v.get("value") if isinstance(v, dict) else v for m, v in scores.items()}
@@ -89,13 +89,13 @@ def _floors(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """The options in a run.yaml, each in its type; empty when the file is absent. Options of other versions are left out."""
+    """Return the options of a run.yaml; empty if there is none. Options of other versions are ignored."""
     return resolve(read_entries(path).entries).values if os.path.lexists(path) else {}
 
 
 TableRows = tuple[tuple[str, ...], ...]
 SEVERITIES = ("error", "warning")
-"""Of findings about the data that stand on top of the page, the worst first."""
+"""Severities of data findings at the top of the page, the worst first."""
 
 
 def run_facts(
@@ -115,9 +115,9 @@ def run_facts(
         "steps": f"{curves.last_step:,} of {curves.num_steps:,}" if curves.num_steps else curves.last_step,
         "epochs": f"{epochs:.3g}" if epochs else None,
         "best step": f"{best[1]:,} ({best[0]} {best[2]:.4g})" if best else None,
-        "speed": f"{sum(speed) / len(speed):,.0f} real tokens a second" if len(speed) else None,
+        "speed": f"{sum(speed) / len(speed):,.0f} tokens per second" if len(speed) else None,
         "resumed at": ", ".join(f"step {s:,}" for s in curves.resumed_at) or None,
-        "not finite": f"{len(curves.non_finite)} steps, first {curves.non_finite[0]}" if curves.non_finite else None,
+        "NaN or inf": f"{len(curves.non_finite)} steps, first {curves.non_finite[0]}" if curves.non_finite else None,
         "ended": curves.ended or "still running, or killed",
     }
     return tuple((name, str(value)) for name, value in facts.items() if value is not None)
@@ -140,7 +140,7 @@ def _duration(curves: Curves) -> str | None:
     shown = f"{seconds} s" if minutes < 1 else f"{minutes} min {seconds % 60} s"
     if hours:
         shown = f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
-    return f"{shown}, with the time between its parts" if curves.resumed_at else shown
+    return f"{shown}, including interruptions" if curves.resumed_at else shown
 
 
 def _machine(environment: Mapping[str, Any]) -> str | None:
@@ -151,7 +151,7 @@ def _machine(environment: Mapping[str, Any]) -> str | None:
 
 
 def floor_scores(metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, list[Headline]]:
-    """By the name of a simpler model its scores: what the run has to be better than."""
+    """Return the scores of each baseline."""
     found: dict[str, list[Headline]] = {}
     floors = metrics.get("floors")  # metrics.json may be of another tool
     for split, by_name in (floors if isinstance(floors, dict) and floors else summary.get("floors") or {}).items():
@@ -187,14 +187,14 @@ def _truncation(cut: Mapping[str, Any]) -> str:
 
 
 def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes from reading and checking the data, without the warnings, which stand on top."""
+    """Return notes about the data, without the warnings, which are shown at the top."""
     found = [str(f["evidence"]) for f in summary.get("findings") or () if f.get("evidence")]
     above = {finding.evidence for finding in data_findings(summary)}
     return tuple(text for text in dict.fromkeys([*(summary.get("notes") or ()), *found]) if text not in above)[:40]
 
 
 def data_findings(summary: Mapping[str, Any]) -> list[Finding]:
-    """The errors and warnings about the data, as far as the file holds them whole; the worst first."""
+    """Return errors and warnings about the data, the worst first."""
     found = [f for f in summary.get("findings") or () if f.get("severity") in SEVERITIES and f.get("evidence")]
     made = [
         Finding(f["code"], f["severity"], str(f["evidence"]), tuple(map(str, f.get("advice") or ())))
@@ -252,7 +252,7 @@ class Report:
     decisions: tuple[str, ...]
     """What the recipe chose, with reasons."""
     explained: Explained | None
-    """The rows of the test split, or of the validation split; None without labelled predictions."""
+    """The examples of the test or validation split; None without labeled predictions."""
     changed: TableRows
     """(option, value) that differ from the defaults."""
     options: TableRows
@@ -264,7 +264,7 @@ class Report:
 
 
 def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Report:
-    """Everything that can be said about the run folder; its journal is read where no curves of it are given."""
+    """Return everything that the report shows about a run folder; reads its event log unless `curves` are passed."""
     folder = run if isinstance(run, RunDir) else open_run(run)
     config = read_run_config(folder.config_file)
     summary = read_summary(folder.data_summary_file)

@@ -52,8 +52,8 @@ class Pair:
         return int((a != b).reshape(len(a), -1).any(axis=1).sum())
 
 
-def labelled_splits(columns: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Splits with at least one labelled row, in the order to be read."""
+def labeled_splits(columns: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the splits with at least one labeled example, in reading order."""
     labels = columns.get("label", [])
     splits = [str(s) for s in columns.get("split", ["predictions"] * len(labels))]
     found = dict.fromkeys(s for s, label in zip(splits, labels, strict=True) if label is not None)
@@ -61,7 +61,7 @@ def labelled_splits(columns: Mapping[str, Sequence[Any]]) -> list[str]:
 
 
 def read_side(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], split: str) -> PredictedRows | None:
-    """The labelled rows of a split; None when there are none."""
+    """Return the labeled examples of a split, or None."""
     own = own_columns(columns, summary)
     every = own.get("split", [split] * len(own.get("label", [])))
     inside = [k for k, s in enumerate(every) if str(s) == split]
@@ -69,7 +69,7 @@ def read_side(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], 
 
 
 def pair_sides(a: PredictedRows, b: PredictedRows, *, split: str) -> Pair:
-    """The rows of both in the order of A. A DataError says how the rows, labels or tasks differ."""
+    """Return the examples of both in the order of A. A DataError reports how examples, labels or tasks differ."""
     if a.task is not b.task or set(a.names) != set(b.names):
         raise DataError(
             f"one run predicts {_say(a)}, the other {_say(b)}", fix="Only runs of one task can be compared row by row."
@@ -99,7 +99,7 @@ def pair_sides(a: PredictedRows, b: PredictedRows, *, split: str) -> Pair:
 
 
 def _keys(rows: PredictedRows) -> list[tuple[int, tuple[str, ...]]]:
-    """What a row is known by: its number and its texts."""
+    """Return what identifies each example: its number and its texts."""
     texts = list(zip(*rows.texts.values(), strict=True)) if rows.texts else [()] * len(rows)
     return [(int(row), tuple(text)) for row, text in zip(rows.row, texts, strict=True)]
 
@@ -119,7 +119,7 @@ def _say(rows: PredictedRows) -> str:
 
 
 MAX_RUNS = 8
-"""As many line colours as a picture has."""
+"""As many line colors as a picture has."""
 BOOKKEEPING = ("output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm", "report_to", "project", "cache_dir")
 """Options that say where results go, not what is computed."""
 SEEDS = ("seed", "data_seed")
@@ -146,7 +146,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True)
 class PairTest:
-    """One run against the first. `result` is None when the rows could not be paired; `sentence` says why, or what came out."""
+    """One run against the first. `result` is None if the examples could not be paired; `sentence` contains the reason or the result."""
 
     a: str
     b: str
@@ -169,7 +169,7 @@ class Tested:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Everything that can be said about several runs side by side."""
+    """The comparison of several runs."""
 
     runs: tuple[ComparedRun, ...]
     differences: tuple[tuple[str, tuple[str, ...]], ...]
@@ -247,7 +247,7 @@ def _test_all(
     split: str | None,
 ) -> tuple[PairTest, ...]:
     own = [own_columns(table, summary) for table, summary in zip(tables, summaries, strict=True)]
-    shared = [s for s in labelled_splits(own[0]) if all(s in labelled_splits(t) for t in own[1:])]
+    shared = [s for s in labeled_splits(own[0]) if all(s in labeled_splits(t) for t in own[1:])]
     wanted = split or (shared[0] if shared else None)
     first = read_side(tables[0], summaries[0], wanted) if wanted in shared and wanted else None
     results: list[Tested | DataError] = []
@@ -272,8 +272,8 @@ def _test_all(
 def _no_rows(split: str | None, tables: Sequence[Mapping[str, Sequence[Any]]], runs: Sequence[ComparedRun]) -> str:
     empty = [run.letter for run, table in zip(runs, tables, strict=True) if not table.get("label")]
     if empty:
-        return f"no labelled predictions in predictions.parquet of {', '.join(empty)}: was the run finished?"
-    return f"no split with labelled predictions in every run{f' is called {split!r}' if split else ''}"
+        return f"no labeled predictions in predictions.parquet of {', '.join(empty)}: was the run finished?"
+    return f"no split with labeled predictions in every run{f' is called {split!r}' if split else ''}"
 
 
 def main_metric(task: Task, config: Mapping[str, Any]) -> str:
@@ -349,7 +349,7 @@ def _notes(
     elif not names:
         notes.append("All options are the same.")
     elif names <= set(SEEDS):
-        notes.append("The runs differ in their seed alone: what differs between them is luck, not a setting.")
+        notes.append("The runs differ only in their seed: the difference is due to chance, not to a setting.")
     if any(t.different for t in tests) and not names <= set(SEEDS):
         notes.append(
             "Only one run of each setting was compared. How much two seeds of one setting differ is taken from other "

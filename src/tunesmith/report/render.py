@@ -31,7 +31,7 @@ Charts = tuple[list[Chart], list[Chart]]
 
 
 def write_report(report: Report, path: Path, charts: Charts | None = None) -> Path:
-    """Writes the page, whole or not at all; gives its path."""
+    """Write the page atomically and return its path."""
     write_file(path, render_report(report, charts).encode("utf-8", "backslashreplace"))
     return path
 
@@ -81,7 +81,7 @@ def content_policy(style: str, script: str) -> str:
 
 
 def embed_json(data: Any) -> str:
-    """JSON that can stand inside a <script> element: no text in it can end the element or begin a comment."""
+    """Return JSON for a <script> element: no text in it can end the element or begin a comment."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -153,7 +153,7 @@ def _evaluations(report: Report) -> dict[str, Any]:
     rows: dict[int, list[str]] = {}
     for at, (_, one) in enumerate(series):
         for step, value in zip(one.step.tolist(), one.value.tolist(), strict=True):
-            cell = f"{value:.4f}" if value == value else "not finite"  # NaN differs from itself
+            cell = f"{value:.4f}" if value == value else "NaN or inf"  # NaN differs from itself
             rows.setdefault(step, ["" for _ in series])[at] = cell
     kept = sorted(rows.items())
     return {"columns": [name for name, _ in series], "rows": kept[-200:], "left_out": max(0, len(kept) - 200)}
@@ -170,7 +170,7 @@ def _heat(report: Report) -> list[list[tuple[int, int, str]]]:
 
 
 def write_comparison(comparison: Comparison, path: Path) -> Path:
-    """Writes the page, whole or not at all; gives its path."""
+    """Write the page atomically and return its path."""
     write_file(path, render_comparison(comparison).encode("utf-8", "backslashreplace"))
     return path
 

@@ -110,12 +110,6 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def move_file(file: Path, path: Path) -> None:
-    """Renames a file that we wrote to its place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(file, path)
-
-
 def write_new(path: Path, data: bytes) -> None:
     """Writes a file that must not be there yet: for folders that this process has just made."""
     with create(path) as file:

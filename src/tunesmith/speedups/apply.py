@@ -1,8 +1,12 @@
-"""Which exact speed-ups a run uses. Each computes what the plain step computes; what is off says why."""
+"""Apply exact speedups to a model: packing, first token only, fused layers, CUDA graphs, restricted vocabulary.
+
+`apply_speedups` returns a `Speedups` object. The training loop passes it around: `verify.ready` compares it with the plain step,
+`step` uses it inside a step, and `Speedups.close` gives the plain model back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -15,7 +19,7 @@ from torch import nn
 from tunesmith.data.batches import Batch, Collate, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
-from tunesmith.models.families import anatomy_of, hook_tables, is_watched, why_not
+from tunesmith.models.families import hook_tables, is_watched, why_not
 from tunesmith.models.load import compute_row
 from tunesmith.speedups.cuda_graphs import StepGraphs, bucketed, is_too_wide, why_not_captured
 from tunesmith.speedups.determinism import SteadyTables
@@ -31,16 +35,12 @@ if TYPE_CHECKING:
 Wish = Literal["auto", "on", "off"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ON_A_GPU = ("fused_layers", "cuda_graphs")
-"""What a CPU does not need: not reported there."""
-
-
-CAPTURED = "one launch a step"
-"""How captured steps are called where speed-ups are listed."""
+"""Not reported on a CPU."""
 
 
 @dataclass
 class Speedups:
-    """What was switched on. `train_collate` is for training batches, `collate` for evaluation (whole vocabulary)."""
+    """The speedups of one model. `train_collate` makes training batches, `collate` evaluation batches."""
 
     model: nn.Module
     padding: Padding
@@ -50,34 +50,37 @@ class Speedups:
     on: tuple[str, ...]
     notes: tuple[str, ...]
     parts: dict[str, Any]
-    """By the name of its option, what can be enabled and disabled."""
-    checks: Mapping[str, Callable[[nn.Module], str | None]]
-    """By the name of its option, what gives the reason why a model does not fit a part; None where it fits."""
+    """Option -> object with `enable` and `disable`."""
     graphs: StepGraphs | None = None
     fused: FusedStack | None = None
     dropped: set[str] = field(default_factory=set)
-    """Options of what was taken off since."""
+    """Options of speedups that were switched off during the run."""
 
     def best_order(self, device: torch.device) -> Sampling:
-        """The order of rows where none was asked for: on a GPU batches without padding need no rows of similar length."""
+        """Default order of the examples: packed batches on a GPU gain nothing from examples of similar length."""
         return "random" if device.type == "cuda" and "padding_free" in self.parts else "group_by_length"
 
     @property
     def undisturbed(self) -> bool:
-        """Whether no code of the user's runs between two steps, so that the model stays what it was."""
+        """Whether no user code runs between two steps that could change the model."""
         return self.fused is not None and self.fused.kept_fresh
 
     def whole(self) -> AbstractContextManager[None]:
-        """Inside, the model has its whole vocabulary."""
+        """Give the model its whole vocabulary inside this context."""
         return nullcontext() if self.cut is None else self.cut.whole()
 
     def why_not(self, name: str) -> str | None:
-        """Why a part that was switched on may not stay on: the model is no longer what it was."""
-        return self.checks[name](self.model) if name in self.checks else None
+        """Why a speedup no longer fits the model, after the model was changed; None if it fits."""
+        checks = {
+            "padding_free": why_not,
+            "cls_only_last_layer": why_not_first_token,
+            "fused_layers": _why_not_fused,
+        }
+        return checks[name](self.model) if name in checks else None
 
     @contextmanager
     def without(self, names: Iterable[str]) -> Iterator[None]:
-        """Inside, these parts are off."""
+        """Switch these parts off inside this context."""
         off = [name for name in self.parts if name in names]
         for name in off:
             self.parts[name].disable()
@@ -93,7 +96,7 @@ class Speedups:
                 self.fused.first_token_only = first
 
     def drop(self, name: str) -> None:
-        """Takes a part off for good; batches that are packed already are taken apart by `adapted`."""
+        """Switch a part off for the rest of the run. `adapted` unpacks batches that are already packed."""
         self.dropped.add(name)
         self.parts.pop(name).disable()
         if name == "cls_only_last_layer" and self.fused is not None:
@@ -106,19 +109,19 @@ class Speedups:
             self.train_collate = self.padding
 
     def forget_cut(self) -> None:
-        """The whole vocabulary is trained from now on; the model has its table back already."""
+        """Train the whole vocabulary from now on. The model already has its whole table."""
         self.dropped.add("restrict_vocabulary")
         self.parts.pop("restrict_vocabulary", None)
         self.cut = None
 
     def adapted(self, batch: Batch) -> Batch:
-        """The micro-batch as the model takes it now."""
+        """Return the micro-batch in the form that the model accepts now."""
         packed = is_packed(batch)
         unfit = packed if "padding_free" in self.dropped else "length_buckets" in self.dropped and is_too_wide(batch)
         return collated(batch, self.padding) if unfit else batch
 
     def close(self) -> None:
-        """Leaves the model as it was, with its whole vocabulary, and the memory of captured steps to others."""
+        """Give the plain model back, and free the memory of CUDA graphs."""
         if self.graphs is not None:
             self.graphs.close()
         if self.cut is not None:
@@ -143,21 +146,22 @@ def apply_speedups(
     cuda_graphs: Wish = "auto",
     longest: int | None = None,
 ) -> Speedups:
-    """Applies to the model what it supports and was not refused. Call it before the optimizer is made.
+    """Apply every speedup that the model supports and the options allow. Call it before you create the optimizer.
 
-    `longest`: tokens of a row, where `rows` is None.
+    "auto" skips unsupported speedups with a note; "on" raises a ConfigError. `longest` is the number of tokens of the longest
+    example, needed for CUDA graphs of padded steps if `rows` is None.
     """
     notes, on, applied = list[str](), list[str](), dict[str, Any]()
     collate = cast(Any, padding)
-    padded = _why_padded(padding) or _repeats_layers(model) or why_not(model)
+    padded = _why_padded(model, padding) or why_not(model)
     if _wanted("padding_free", pack_rows, padded, notes):
         applied["padding_free"] = free = enable_padding_free(model)
         collate = Packing(free.first_position, free.keys, free.skipped_id)
-        on.append("padding-free")
-    whole = _repeats_layers(model) or _why_not_cut_layer(model, "padding_free" in applied)
+        on.append("packing")
+    whole = why_not_first_token(model) or (None if "padding_free" in applied else "it needs padding_free")
     if _wanted("cls_only_last_layer", first_token_only, whole, notes):
         applied["cls_only_last_layer"] = enable_first_token_only(model)
-        on.append("last layer for the first token only")
+        on.append("first token only in the last layer")
     packed, fused, graphs, cut = "padding_free" in applied, None, None, None
     if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
         applied["fused_layers"] = fused = _fuse(model, precision, first_token_only="cls_only_last_layer" in applied)
@@ -165,7 +169,7 @@ def apply_speedups(
     unknown = None if packed or device.type != "cuda" else why_not_captured(model)
     if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, unknown), notes):
         graphs = StepGraphs(device, before=None if fused is None else fused.refresh_if_changed, padded=not packed)
-        on.append(CAPTURED)
+        on.append("CUDA graphs")
     shaped = collate if graphs is None else _shaped(collate, fused, rows, longest, applied)
     whole = _no_cut(model, rows, restrict_vocabulary)
     if rows is not None and _wanted("restrict_vocabulary", restrict_vocabulary, whole, notes):
@@ -173,23 +177,24 @@ def apply_speedups(
         on.append(f"vocabulary of {len(cut.ids)} of {cut.size} tokens")
     if packed and device.type == "cuda":
         applied["steady_tables"] = SteadyTables(model)
-    told = _worth_telling(notes, device)
-    return Speedups(model, padding, shaped, collate, cut, tuple(on), told, applied, CHECKS, graphs, fused)
+    reported = tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))
+    return Speedups(model, padding, shaped, collate, cut, tuple(on), reported, applied, graphs, fused)
 
 
-def _why_padded(padding: Padding) -> str | None:
-    """Why rows must stay padded as they are, whatever the model."""
+def _why_padded(model: nn.Module, padding: Padding) -> str | None:
     if padding.fixed_length or padding.multiple_of:
         return "rows of a fixed length were asked for"
-    # The positions of padding count, and a head that reads the first token reads padding: not what packed rows give.
-    return "rows are padded on the left" if padding.side == "left" else None
+    if padding.side == "left":  # positions include the padding, and the first token of a row is padding
+        return "rows are padded on the left"
+    checkpointing = getattr(model, "is_gradient_checkpointing", False)
+    return "gradient checkpointing repeats layers" if checkpointing else None
 
 
 def _shaped(
     collate: Any, fused: FusedStack | None, rows: TokenRows | None, longest: int | None, applied: dict[str, Any]
 ) -> Collate:
-    """Batches of few shapes: packed ones filled up, padded ones in buckets where it is known where rows end."""
-    if isinstance(collate, Packing):  # fused attention ends with each row
+    """Collate into few shapes: packed batches are filled up, padded ones rounded up to a few widths."""
+    if isinstance(collate, Packing):
         return replace(collate, filled=True, finest=64 if fused is None else 128)
     longest = longest if rows is None else int(rows.lengths.max(initial=0))
     if not longest or collate.fixed_length or collate.multiple_of:
@@ -199,17 +204,8 @@ def _shaped(
     return made
 
 
-def _worth_telling(notes: list[str], device: torch.device) -> tuple[str, ...]:
-    return tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))
-
-
-def _repeats_layers(model: nn.Module) -> str | None:
-    again = getattr(model, "is_gradient_checkpointing", False)
-    return "gradient checkpointing repeats layers" if again else None
-
-
 def _ids_of_batches(model: nn.Module, rows: TokenRows, padding: Padding) -> npt.NDArray[np.int64]:
-    """Every id a batch can hold: those of the rows, of padding, and of what fills up a packed batch."""
+    """Every token id that a batch can contain, with padding and filling."""
     used = rows.used_ids(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
     return np.union1d(used, [padding.pad_token_id, FILLER])
 
@@ -238,35 +234,16 @@ def _fuse(model: nn.Module, precision: Precision, *, first_token_only: bool) -> 
     return fuse_layers(model, HALF[precision], first_token_only=first_token_only)
 
 
-CHECKS = {
-    "padding_free": why_not,
-    "cls_only_last_layer": why_not_first_token,
-    "fused_layers": _why_not_fused,
-}
-"""Why a model does not fit a speed-up, by the name of its option."""
-
-
 def _no_graphs(device: torch.device, world: int, unknown: str | None) -> str | None:
     if device.type != "cuda":
         return "they are for a GPU"
     return "several ranks exchange gradients inside the step" if world > 1 else unknown
 
 
-def _why_not_cut_layer(model: nn.Module, packed: bool) -> str | None:
-    reason = why_not_first_token(model)
-    if reason is None and not packed and anatomy_of(model).family.relative:
-        return "with attention by distances it is for batches without padding"
-    return reason
-
-
-def _why_not_cut(model: nn.Module) -> str | None:
-    return why_not_restricted(model) or (
-        "hooks listen to its modules" if is_watched(hook_tables(model.modules())) else None
-    )
-
-
 def _no_cut(model: nn.Module, rows: TokenRows | None, wish: Wish) -> str | None:
-    reason = _why_not_cut(model)
+    reason = why_not_restricted(model)
+    if reason is None and is_watched(hook_tables(model.modules())):
+        reason = "hooks listen to its modules"
     if reason or rows is None:
         return reason
     embedding = model.get_input_embeddings()  # type: ignore[operator]
@@ -278,7 +255,7 @@ def _no_cut(model: nn.Module, rows: TokenRows | None, wish: Wish) -> str | None:
 
 
 def _wanted(name: str, wish: Wish, reason: str | None, notes: list[str]) -> bool:
-    """Whether to switch it on; "on" where it cannot be is an error, "auto" a note."""
+    """Return whether to apply the speedup. An unsupported one is an error if the user set "on", else a note."""
     if wish == "off":
         return False
     if reason is None:

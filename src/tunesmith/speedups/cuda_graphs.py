@@ -305,7 +305,7 @@ class Fingerprint:
         return [p for p in chain.from_iterable(map(dict.values, self._tables)) if p is not None]
 
     def of_model(self) -> Hashable:
-        """Equal as long as the model is the one that the speed-ups were proved on: its parts, their classes and hooks."""
+        """Equal as long as the model is the one that the speedups were proved on: its parts, their classes and hooks."""
         if self._child_ids() != self._children:
             self._list_modules()
         parts = (*map(id, self._modules), *map(id, map(type, self._modules)))

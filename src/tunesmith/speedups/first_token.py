@@ -9,7 +9,7 @@ from torch import nn
 
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import anatomy_of, pools_mean, why_not
-from tunesmith.speedups.packing import Layout, Undoable, use_registered_attention
+from tunesmith.speedups.packing import Layout, Undoable
 
 
 class FirstTokenOnly(Undoable):
@@ -24,8 +24,7 @@ class FirstTokenOnly(Undoable):
 
             self._undo += keep_first_tokens(self._model, layer)
             return
-        hook = layer.register_forward_pre_hook(_keep_first_tokens, with_kwargs=True)
-        self._undo += [use_registered_attention(self._model), hook.remove]
+        self._undo.append(layer.register_forward_pre_hook(_keep_first_tokens, with_kwargs=True).remove)
 
 
 def why_not_first_token(model: nn.Module) -> str | None:
@@ -44,10 +43,9 @@ def why_not_first_token(model: nn.Module) -> str | None:
 
 
 def enable_first_token_only(model: nn.Module) -> FirstTokenOnly:
-    """Cut the last layer's queries, output projection, norms and feed-forward to the rows' first tokens. Exact.
+    """Compute the last layer's queries, output projection, norms and feed-forward for first tokens of packed batches only.
 
-    Works on packed and on padded batches (where attention depends on distances, on packed ones). Keys and values are still made
-    from all tokens.
+    Keys and values are still made from all tokens. Padded batches, such as a user's own calls, get the whole layer.
     """
     reason = why_not_first_token(model)
     if reason:
@@ -55,11 +53,10 @@ def enable_first_token_only(model: nn.Module) -> FirstTokenOnly:
     return FirstTokenOnly(model)
 
 
-def _keep_first_tokens(
-    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The layer's arguments with first tokens as hidden states, and all tokens on the side for the attention."""
-    hidden: torch.Tensor = args[0]
+def _keep_first_tokens(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The layer's arguments with first tokens as hidden states, and all tokens in addition for the attention."""
     layout: Layout | None = kwargs.get("layout")
-    firsts = hidden[:, :1] if layout is None else hidden.index_select(1, layout.starts)
-    return (firsts, *args[1:]), {**kwargs, "all_tokens": hidden}
+    if layout is None:
+        return None
+    hidden: torch.Tensor = args[0]
+    return (hidden.index_select(1, layout.starts), *args[1:]), {**kwargs, "all_tokens": hidden}

@@ -524,18 +524,13 @@ def register() -> None:
 
 
 def use_registered_attention(model: nn.Module) -> Callable[[], None]:
-    """Let `model` attend through `attend`; what comes back undoes it, once its last user has called it."""
+    """Let `model` attend through `attend`. Returns a function that undoes it."""
     register()
     config: Any = model.config
-    users: list[str] = model.__dict__.setdefault("_attention_users", [])
-    users.append(config._attn_implementation)
-    config._attn_implementation = NAME
+    before, config._attn_implementation = config._attn_implementation, NAME
 
     def undo() -> None:
-        if len(users) == 1:
-            config._attn_implementation = users.pop()
-        else:
-            users.pop()  # the first entry is the name to go back to; speedups come off in any order
+        config._attn_implementation = before
 
     return undo
 
@@ -559,11 +554,14 @@ def attend(
     `layout` says that the batch is packed; `sliding_window` less one is then how far a token sees. `all_tokens` says that the
     queries are those of the rows' first tokens only: keys and values are then made from it, and the ones given are ignored.
     """
+    if layout is None:  # a padded batch, as transformers' own `sdpa` computes it
+        out = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+        )
+        return out.transpose(1, 2), None
     first_only = all_tokens is not None
     if all_tokens is not None:
         key, value = project_keys(module, all_tokens, query.shape[-1])
-    if layout is None:
-        return _attend_padded(query, key, value, attention_mask, scaling, dropout, first_only), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # (tokens, heads, head size)
     window = None if sliding_window is None else sliding_window - 1
@@ -586,41 +584,15 @@ def binding(window: int | None, layout: Layout) -> int | None:
     return None if window is None or window >= layout.longest - 1 else window
 
 
-def _attend_padded(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float | None,
-    dropout: float,
-    first_only: bool,
-) -> torch.Tensor:
-    """What transformers' own `sdpa` computes; with `first_only` for the first query of each row."""
-    if mask is not None and first_only:
-        mask = mask[:, :, :1]
-    out = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
-    return out.transpose(1, 2)
-
-
 Method = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float, float, bool, "int | None"], torch.Tensor]
 
 
 def _method_for(q: torch.Tensor) -> Method:
-    """The quickest exact method for these tensors (decisions/0101)."""
+    """The fastest exact method for these tensors."""
     if q.device.type == "cpu":
         return attend_on_cpu
-    if q.device.type == "cuda" and q.shape[-1] % 8 == 0:
-        if q.dtype in (torch.bfloat16, torch.float16):
-            return _attend_by_flash
-        return attend_by_padding
-    return attend_by_mask
-
-
-def _query_bounds(layout: Layout, first_only: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Bounds of queries and keys, and the longest stretch of queries."""
-    if not first_only:
-        return layout.bounds, layout.bounds, layout.longest
-    return torch.arange(layout.bounds.shape[0], dtype=torch.int32, device=layout.bounds.device), layout.bounds, 1
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    return _attend_by_flash if half and q.device.type == "cuda" and q.shape[-1] % 8 == 0 else attend_by_padding
 
 
 def _attend_by_flash(
@@ -631,7 +603,9 @@ def _attend_by_flash(
 
     Every stretch has a query, the filling too: of keys without one the kernel leaves the gradients uninitialised.
     """
-    q_bounds, k_bounds, q_longest = _query_bounds(layout, first_only)
+    q_bounds, k_bounds, q_longest = layout.bounds, layout.bounds, layout.longest
+    if first_only:
+        q_bounds, q_longest = torch.arange(len(k_bounds), dtype=torch.int32, device=q.device), 1
     out: torch.Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, q_bounds, k_bounds, q_longest, layout.longest, dropout, False, False, scale=scale,
         window_size_left=window, window_size_right=window,
@@ -663,25 +637,6 @@ def _near(queries: int, keys: int, window: int, device: torch.device) -> torch.T
     """bool (queries, keys): at most `window` apart."""
     places = torch.arange(keys, device=device)
     return (places[:queries, None] - places).abs() <= window
-
-
-def attend_by_mask(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool,
-    window: int | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """All tokens against all, with a mask that keeps rows apart: works on any device, and nothing in it syncs."""
-    q_bounds, k_bounds, _ = _query_bounds(layout, first_only)
-    q_row, k_row = (
-        torch.bucketize(torch.arange(x.shape[0], device=x.device, dtype=torch.int32), bounds[1:], right=True)
-        for x, bounds in ((q, q_bounds), (k, k_bounds))
-    )
-    mask = q_row.unsqueeze(1) == k_row.unsqueeze(0)
-    if window is not None:
-        place = torch.arange(k.shape[0], device=k.device)
-        mask &= ((k_bounds[:-1].unsqueeze(1) if first_only else place.unsqueeze(1)) - place).abs() <= window
-    queries, keys, values = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    out = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale)
-    return out.squeeze(0).transpose(0, 1)
 
 
 class Undoable:

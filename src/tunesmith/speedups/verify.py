@@ -28,13 +28,13 @@ ROWS = 4
 MOST_STEPS, SHARE = 2.0, 0.01
 """What it may cost: so many steps, or this share of a run that is shorter."""
 ORDER = ("fused_layers", "cls_only_last_layer", "padding_free", "length_buckets", "restrict_vocabulary")
-"""In which speed-ups are taken off to find the one that differs: those that reach deepest into the model first."""
+"""In which speedups are taken off to find the one that differs: those that reach deepest into the model first."""
 
 Judge = Callable[["Gradients"], "str | None"]
 
 
 def ready(state: TrainState, window: Window) -> Window:
-    """The window as the model takes it now. Speed-ups that were not proved on this model, as it is now, are proved first."""
+    """The window as the model takes it now. Speedups that were not proved on this model, as it is now, are proved first."""
     state.require_exact_cut()
     speedups = state.speedups
     if speedups is None or not (speedups.parts or speedups.dropped):
@@ -77,7 +77,7 @@ def _take_off(state: TrainState, name: str, reason: str) -> None:
 
 
 def _disproved(state: TrainState, batch: Batch, *, without: set[str]) -> dict[str, str]:
-    """The speed-ups that compute something else than the plain step, and what differs."""
+    """The speedups that compute something else than the plain step, and what differs."""
     speedups = state.speedups
     assert speedups is not None
     left = [name for name in ORDER if name in speedups.parts and name not in without]
@@ -91,7 +91,7 @@ def _disproved(state: TrainState, batch: Batch, *, without: set[str]) -> dict[st
         with speedups.without(without):
             return _search(state, batch, left, without)
     except torch.OutOfMemoryError:
-        state.notes.append("the speed-ups were not compared with the plain step: it needs more memory than they do")
+        state.notes.append("the speedups were not compared with the plain step, which needs more memory")
         return {}
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -234,16 +233,6 @@ def generator_states(device: torch.device) -> dict[str, Any]:
         tensors["cuda"] = torch.cuda.get_rng_state(device)
     plain = {"numpy": [kind, int(position), int(has_gauss), float(cached)], "python": [version, list(numbers), gauss]}
     return {"tensors": tensors, "plain": plain}
-
-
-@contextmanager
-def generators_untouched() -> Iterator[None]:
-    """Whatever is drawn inside, the generators of the CPU are afterwards as they were."""
-    found = generator_states(torch.device("cpu"))
-    try:
-        yield
-    finally:
-        restore_generators({f"{k}.0": v for k, v in found["tensors"].items()}, found["plain"], 0, torch.device("cpu"))
 
 
 def restore_generators(

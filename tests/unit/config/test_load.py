@@ -266,3 +266,8 @@ def test_resume_from_checkpoint_refuses_a_folder() -> None:
 
 def test_push_to_hub_names_the_push_command() -> None:
     assert "tunesmith push" in problems_of(None, {"push_to_hub": "true"})[0]
+
+
+def test_same_validation_and_test_file_is_refused_with_its_reason() -> None:
+    files = {"train_file": "a.csv", "validation_file": "b.csv", "test_file": "b.csv"}
+    assert any("The validation examples selected the checkpoint" in line for line in problems_of(None, files))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tunesmith.data.read import DataBundle, load_data
+from tunesmith.data.row_blocks import column_blocks
 from unit.data.messy_files import pick, sentence, table
 
 ROWS = range(40)
@@ -99,6 +100,15 @@ def test_export_is_read_as_text_and_one_label(record: Any, form: str, tmp_path: 
         assert names == [LABEL(i) for i in ROWS]
         assert found.splits["train"]["text"][:] == [sentence(i) for i in ROWS]
         assert record is doccano or any("is an export of" in note for note in found.notes)
+
+
+def test_export_in_memory_and_for_prediction_is_read_too(tmp_path: Path) -> None:
+    rows = [label_studio(i) for i in ROWS]
+    found = load_data(train_data=rows, validation_split_fraction=0)
+    assert (found.columns.text, found.columns.label) == (("text",), "sentiment")
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [block] = column_blocks(tmp_path / "x.jsonl", kind="jsonl")
+    assert block["text"] == [sentence(i) for i in ROWS]
 
 
 def test_export_with_several_labels_per_task_is_multilabel(tmp_path: Path) -> None:

@@ -349,12 +349,17 @@ def write_rows(path: Path, texts: list[str], labels: list[Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "labels", [[1700000000000.5 + 1000 * i for i in range(40)], [1e-300 * i for i in range(1, 41)]]
-)
+@pytest.mark.parametrize("labels", [[50_000_000 + 0.01 * i for i in range(40)], [1e-300 * i for i in range(1, 41)]])
 def test_labels_that_float32_cannot_tell_apart_are_refused(labels: list[float], tmp_path: Path) -> None:
     path = write_rows(tmp_path / "x.csv", [f"text {i}" for i in range(40)], labels)
     with pytest.raises(DataError, match=r"x.csv:\d+:label: .* in 32 bits.*rescale them"):
+        load_data(train_file=path, cache_dir=tmp_path, do_regression=True)
+
+
+def test_time_stamps_as_regression_labels_are_refused(tmp_path: Path) -> None:
+    labels = [1700000000000.5 + 1000 * i for i in range(40)]
+    path = write_rows(tmp_path / "x.csv", [f"text {i}" for i in range(40)], labels)
+    with pytest.raises(DataError, match=r"x.csv:2:label: .* is too large.* Rescale the labels"):
         load_data(train_file=path, cache_dir=tmp_path, do_regression=True)
 
 

@@ -211,7 +211,8 @@ def test_a_sorted_file_and_a_second_label_column_are_said_without_a_warning() ->
 def test_another_mix_of_labels_lengths_and_words_is_drift() -> None:
     other = [{"text": f"ein kurzer {i}", "labels": int(i % 10 == 0)} for i in range(200)]
     found = audit(clean_rows(400), validation=other)
-    assert {"label_drift", "length_drift", "text_drift"} <= warnings_of(found)
+    assert {"label_drift", "length_drift"} <= warnings_of(found)
+    assert found["text_drift"].severity == "info"  # splits by topic or time are normal
 
 
 def test_empty_and_constant_texts_are_found() -> None:

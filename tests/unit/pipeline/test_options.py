@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from tiny_model import sentences
-from tunesmith.config.options import OPTIMIZERS, RunConfig, list_options
-from tunesmith.data.batches import Padding
+from tunesmith.config.options import OPTIMIZERS, list_options
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
-from tunesmith.pipeline import prepare
-from tunesmith.pipeline.prepare import say_model
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.manifest import read_manifest
-from tunesmith.speedups.apply import Speedups
 
 
 def mood(count: int = 40, *, every: int = 2) -> list[dict[str, Any]]:
@@ -45,7 +39,6 @@ def plain_losses() -> dict[str, list[float]]:
     ("options", "tolerance"),
     [
         ({"pad_to_max_length": True, "max_seq_length": 24}, 1e-5),
-        ({"pad_to_multiple_of": 8}, 1e-5),
         ({"gradient_checkpointing": True}, 1e-5),
         ({"padding_free": "off", "cls_only_last_layer": "off", "restrict_vocabulary": "off"}, 1e-5),
         ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}, 1e-5),
@@ -74,30 +67,11 @@ def test_the_order_that_was_chosen_belongs_to_the_run(train: Any, tmp_path: Path
             train(**options, max_steps=2, output_dir=tmp_path / "run", **order)
 
 
-@pytest.mark.parametrize(("device", "asked", "lines"), [("cuda", None, 1), ("cuda", "random", 0), ("cpu", None, 0)])
-def test_an_order_that_depends_on_the_device_is_said_aloud(device: str, asked: Any, lines: int) -> None:
-    said: list[str] = []
-    config = RunConfig(train_sampling_strategy=asked, model_name_or_path="tiny")
-    parts = {"padding_free": None}
-    speedups = Speedups(torch.nn.Identity(), *[Padding()] * 3, None, ("padding-free",), (), parts, {})
-    runtime: Any = SimpleNamespace(device=torch.device(device), precision="no")
-    loaded: Any = SimpleNamespace(parameters=10, notes=())
-    say_model(said.append, config, loaded, speedups, runtime)
-    assert len([line for line in said if line.startswith("Order: random")]) == lines
-
-
 def test_fixed_shapes_are_what_the_model_gets(train: Any) -> None:
     result, said = train(train_data=mood(), pad_to_max_length=True, max_seq_length=24)
     steps = [e for e in read_journal(result.run.journal_file) if isinstance(e, StepDone)]
     assert [e.padded_tokens for e in steps] == [e.examples * 24 for e in steps]
     assert "Padding_free is off: rows of a fixed length were asked for." in said
-
-
-def test_rows_are_not_padded_beyond_the_positions_of_the_model(train: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"pad_to_multiple_of 100 pads rows of \d+ tokens to 100, and the model takes 64"
-    ):
-        train(train_data=mood(), pad_to_multiple_of=100)
 
 
 def test_balanced_weights_and_label_smoothing_change_the_loss(train: Any, tmp_path: Path) -> None:
@@ -191,20 +165,9 @@ def test_a_finished_run_is_not_written_over(train: Any) -> None:
         train(train_data=mood(), seed=7)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"torch_compile": True},
-        {"save_only_model": True},
-        {"eval_on_start": True},
-        {"config_name": "x"},
-        {"time_budget": "20m"},
-    ],
-    ids=lambda o: next(iter(o)),
-)
-def test_an_option_that_is_not_built_in_is_refused(options: dict[str, Any], train: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not built in"):
-        train(train_data=mood(), **options)
+def test_time_budget_of_a_single_run_is_refused(train: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--time_budget requires --recipe best"):
+        train(train_data=mood(), time_budget="20m")
     assert not (tmp_path / "run").exists()
 
 
@@ -231,19 +194,3 @@ def test_an_optimizer_added_to_the_table_trains(train: Any, sgd: str) -> None:
     assert len(losses(result)) == 2
     state = next(result.run.path.glob("checkpoint-*2")) / "optimizer.safetensors"
     assert any("momentum_buffer" in name for name in load_file(state))
-
-
-@pytest.mark.parametrize(("device", "kept", "lines"), [("cuda", False, 1), ("cuda", True, 0), ("cpu", False, 0)])
-def test_a_line_tells_when_kernels_are_compiled(
-    device: str, kept: bool, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepare, "has_triton", lambda: True)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
-    if kept:
-        (tmp_path / "kernels" / "one").mkdir(parents=True)
-    said: list[str] = []
-    speedups: Any = SimpleNamespace(on=(), notes=())
-    runtime: Any = SimpleNamespace(device=torch.device(device), precision="no")
-    loaded: Any = SimpleNamespace(parameters=10, notes=())
-    say_model(said.append, RunConfig(train_sampling_strategy="random"), loaded, speedups, runtime)
-    assert len([line for line in said if line.startswith("Kernels:") and str(tmp_path) in line]) == lines

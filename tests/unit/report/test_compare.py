@@ -241,9 +241,9 @@ def test_a_run_is_not_compared_with_itself_nor_alone(make) -> None:
         compare_runs([a])
 
 
-def test_seeds_alone_are_called_luck(make) -> None:
+def test_difference_of_seeds_is_called_chance(make) -> None:
     found = compare_runs([make("a", options={"seed": "1"}), make("b", flips=60, options={"seed": "2"})])
-    assert any("seed alone" in note for note in found.notes)
+    assert any("differ only in their seed" in note for note in found.notes)
 
 
 def test_the_page_needs_nothing_else_and_runs_nothing_of_the_data(make) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from tunesmith.speedups import packing
-from tunesmith.speedups.packing import Layout, attend_by_mask, attend_on_cpu
+from tunesmith.speedups.packing import Layout, attend_by_padding, attend_on_cpu
 
 HEADS, SIZE = 3, 4
 
@@ -53,7 +53,7 @@ def test_a_window_hides_what_is_further_away_and_leaves_no_query_without_a_key()
     lengths, window = (3, 12, 40), 4
     q, k, v = tensors(lengths, False)
     layout = layout_for(lengths)
-    expected = attend_by_mask(q, k, v, layout, 0.7, 0.0, False, window)
+    expected = attend_by_padding(q, k, v, layout, 0.7, 0.0, False, window)
     out = attend_on_cpu(q, k, v, layout, 0.7, 0.0, False, window)
     assert torch.allclose(out, expected, atol=1e-12)
     grad = torch.randn_like(out)

@@ -134,7 +134,7 @@ def test_a_method_that_was_patched_in_transformers_itself_costs_the_speed_up_and
 
     monkeypatch.setattr(BertModel, "_create_attention_masks", causal)
     state, batches, plan, chosen = begin(tiny_bert())
-    assert "padding-free" in chosen.on
+    assert "packing" in chosen.on
     events = list(train_events(state, batches, plan))
     notes = [e.text for e in events if isinstance(e, Note)]
     assert [n.split(" is off: its step is not the plain one (")[0] for n in notes] == ["padding_free"]

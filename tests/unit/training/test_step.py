@@ -181,7 +181,7 @@ def test_out_of_memory_lets_go_of_captured_steps_before_it_splits_anything() -> 
 
     plain, state = make_state(dropout=0.1), make_state(Full(Task.BINARY, 2), dropout=0.1)
     held = StepGraphs(torch.device("cpu"))
-    state.speedups = Speedups(state.model, Padding(), Padding(), Padding(), None, (), (), {}, {}, graphs=held)
+    state.speedups = Speedups(state.model, Padding(), Padding(), Padding(), None, (), (), {}, graphs=held)
     held._graphs[("a shape",)] = _Captured(None, [], torch.zeros(3))
     state.may_split = False
     for window in batches(8, 1).windows(0):

@@ -9,7 +9,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from tunesmith.errors import CheckpointError
-from tunesmith.training.checkpoint import contiguous, holds, load_weights
+from tunesmith.training.checkpoint import contiguous, load_weights
 
 
 def tied(seed: int, vocabulary: int = 20) -> BertForMaskedLM:
@@ -24,10 +24,7 @@ def test_weights_that_save_pretrained_wrote_are_read_although_it_stores_tied_one
 ) -> None:
     stored, model = tied(0), tied(1)
     stored.save_pretrained(tmp_path, max_shard_size=shards)
-    assert holds(tmp_path, stored)
-    assert not holds(tmp_path, model)
     load_weights(model, tmp_path)
-    assert holds(tmp_path, model)
     expected, got = contiguous(stored.state_dict()), contiguous(model.state_dict())
     assert len(got) > len(list(model.parameters())), "some tensor must have two names"
     assert all(torch.equal(got[name], expected[name]) for name in expected)
