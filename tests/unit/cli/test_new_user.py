@@ -72,7 +72,7 @@ WRONG = {
     "no header": (
         (*TRAIN, "semicolons.csv"),
         3,
-        "semicolons.csv > named.csv && tunesmith train --model_name_or_path tiny --output_dir never --train_file named.csv",
+        "semicolons.csv:1: the file seems to have no header",
     ),
     "no such model": (
         ("train", "--output_dir", "never", "--train_file", "comments.csv", "--model_name_or_path", "some/modle"),
