@@ -245,7 +245,7 @@ def contiguous(tensors: Mapping[str, torch.Tensor], buffers: Tensors | None = No
 
 
 def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
-    """Raise a NumericsError for NaN or infinite weights before they are saved: an update can overflow even if its gradient did not."""
+    """Raise a NumericsError for NaN or infinite weights: an update can overflow even if its gradient did not."""
     for name, tensor in weights.items():
         if tensor.is_floating_point() and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
             raise NumericsError(
