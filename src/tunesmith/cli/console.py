@@ -46,7 +46,7 @@ BYTES: dict[str, Any] = {
     "bar_format": _ENDS + "{n_fmt}/{total_fmt}  {rate_fmt}  {remaining} left",
 }
 DETAILS = (
-    *("Recipe: ", "New, to be trained", "Exact speed-ups: ", "Tokens: no row", "Order: "),
+    *("Recipe: ", "New, to be trained", "Speedups: ", "Tokens: no row", "Order: "),
     "F1, precision and recall are",
 )
 """Messages that begin like this are printed only with -v; the report contains them."""

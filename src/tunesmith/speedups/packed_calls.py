@@ -40,7 +40,7 @@ _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, Asse
 
 def why_not_packed(model: nn.Module) -> str | None:
     """Return the reason why calls of this model are not packed; None if they can be."""
-    with _own_forward(model):
+    with own_forward(model):
         reason = why_not(model)
     if reason is None and getattr(model, "is_gradient_checkpointing", False):
         return "gradient checkpointing repeats layers"
@@ -48,7 +48,7 @@ def why_not_packed(model: nn.Module) -> str | None:
 
 
 @contextmanager
-def _own_forward(model: nn.Module) -> Iterator[None]:
+def own_forward(model: nn.Module) -> Iterator[None]:
     """Hide the wrapper that accelerate puts around `forward` for mixed precision."""
     wrapper = vars(model).pop("forward", None) if "_original_forward" in vars(model) else None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,23 +49,15 @@ class RunLog:
         except OSError as error:
             raise disk_error(error, self._journal.path) from error
 
-    def step(
-        self, trainer: Any, loss: float, grad_norm: Any, learning_rate: float | None, tokens: tuple[int, int]
-    ) -> None:
-        """Append the last optimizer step, once."""
-        state, args = trainer.state, trainer.args
-        if state.global_step <= self._step:
+    def step(self, event: StepDone) -> None:
+        """Append an optimizer step, once, with the time since the one before."""
+        if event.step <= self._step:
             return
         now = time.perf_counter()
-        rows = trainer.get_total_train_batch_size(args)
-        numbers = _finite(loss), None if grad_norm is None else _finite(float(grad_norm))
-        rate = learning_rate if learning_rate is not None else trainer._get_learning_rate()
         self.write(
-            StepDone(
-                state.global_step, float(state.epoch or 0.0), *numbers, float(rate), rows, *tokens, now - self._time
-            )
+            replace(event, loss=_finite(event.loss), grad_norm=_finite(event.grad_norm), seconds=now - self._time)
         )
-        self._step, self._time = state.global_step, now
+        self._step, self._time = event.step, now
 
     def evaluated(self, trainer: Any, prefix: str, output: Any, seconds: float) -> None:
         """Append an evaluation, with the loss and prediction of each row where the task is known."""
@@ -92,8 +85,8 @@ class RunLog:
             self._journal = None
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> Event | None:

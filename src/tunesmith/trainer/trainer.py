@@ -1,7 +1,8 @@
 """`class Trainer(transformers.Trainer)`: the same training, faster, with an event log and checkpoints that can be trusted.
 
 What is overridden, in the order of this file:
-- fast steps: `training_step`, `compute_loss` and `prediction_step` run inside `PackedCalls.active()`;
+- fast steps: `training_step`, `compute_loss` and `prediction_step` run inside `PackedCalls.active()`; on a GPU,
+  `_run_epoch` runs whole steps of unmodified scripts as CUDA graphs (whole_steps.py);
 - order: `_get_train_sampler` and `_get_eval_sampler` are functions of (seed, epoch) and of the input order;
 - NaN: `training_step` and `_get_grad_norm` stop the run before the update;
 - checkpoints: `_save_checkpoint` and `_load_*` write and read verified folders without pickle, and resume exactly.
@@ -18,7 +19,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from tunesmith.errors import (
     TunesmithError,
     did_you_mean,
 )
-from tunesmith.events import NonFinite, Note, Resumed, RunStarted, Saved
+from tunesmith.events import NonFinite, Note, Resumed, RunStarted, Saved, StepDone
 from tunesmith.runs.event_log import first_event, require_journal
 from tunesmith.runs.folder import RunDir, checkpoint_step
 from tunesmith.runs.lock import RunLock
@@ -53,6 +54,7 @@ from tunesmith.runs.writing import write_file
 from tunesmith.speedups.packed_calls import PACKING, PackedCalls
 from tunesmith.trainer.identity import is_arrow_dataset, model_mark, trainer_identity
 from tunesmith.trainer.run_log import RunLog
+from tunesmith.trainer.whole_steps import WholeSteps
 from tunesmith.training.checkpoint import (
     Identity,
     contiguous,
@@ -113,11 +115,16 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     """Set it to True to resume although data, model, tokenizer or arguments changed."""
 
     _packed: PackedCalls | None = None
+    _reported: tuple[str, ...] | None = None
     _run_log: RunLog | None = None
     _run_id: str = ""
     _identity: Identity | None = None
     _notes: tuple[str, ...] = ()
+    _force_whole_steps: bool = False
+    """For tests: run whole steps without a GPU."""
+    _whole: WholeSteps | None = None
     _step_loss: float | None = None
+    _step_tokens: tuple[int, int] = (0, 0)
     _batches_read: int = 0
     _epoch: int = 0
     _epoch_generators: dict[str, Any] | None = None
@@ -185,6 +192,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._end_log(type(error).__name__)
             raise
         finally:
+            self._close_whole()
             self._end_log("error")
             self.is_in_train = False
             _TRAINING.release()
@@ -257,9 +265,14 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         exact = resume_from_checkpoint is not None and not self._is_sharded
         if self.args.save_strategy != "no" and self._identity is None:
             self._identity = self._make_identity()
-        self._packed = self._choose_speedups()
-        notes = (*self._notes, self._describe_speedups())
-        log.info(notes[-1])
+        self._packed, self._reported = self._choose_speedups(), None
+        self._close_whole()
+        usable = self._why_no_speedups() is None
+        self._whole = WholeSteps.make(self, Trainer, self._training_rows()) if usable else None
+        notes = self._notes
+        if self.use_speed_ups:
+            notes = (*notes, self._describe_speedups())
+            log.info(notes[-1])
         if self.is_world_process_zero():
             rows = len(self.train_dataset) if has_length(self.train_dataset) else 0
             event: RunStarted | Resumed
@@ -272,6 +285,17 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._end_log("restarted")
             self._run_log = RunLog(run, event, notes)
         return self._restore_position(Path(resume_from_checkpoint), found) if exact else found
+
+    def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
+        """Prepare model and optimizer; whole steps take over the optimizer."""
+        prepared = super()._prepare_for_training(*args, **options)
+        if self._whole is not None:
+            self._whole.begin(self._plain_optimizer())
+        return prepared
+
+    def _close_whole(self) -> None:
+        if self._whole is not None:
+            self._whole.close()
 
     def _restore_position(self, folder: Path, computed: tuple[int, int]) -> tuple[int, int]:
         """Return (epoch, batches to skip) of a checkpoint; an epoch that was complete but not ended is ended first."""
@@ -289,7 +313,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if continued and self._continue_epoch(Path(folder), options):
             return
         self._epoch_generators = self._epoch_generators or generator_states(self.args.device)
-        super()._run_epoch(*args, **options)
+        if self._whole is None:
+            super()._run_epoch(*args, **options)
+        else:
+            self._whole.run_epoch(options["model"], options["train_dataloader"], options)
         self._epoch_generators = None
 
     def _continue_epoch(self, folder: Path, options: dict[str, Any]) -> bool:
@@ -324,8 +351,14 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._due_generators = None
         self._epoch_open, self._noted_step = self.state.global_step > self._noted_step, self.state.global_step
         if self._run_log is not None and self._step_loss is not None:
-            self._run_log.step(self, self._step_loss, grad_norm, options.get("learning_rate"), (0, 0))
-        self._step_loss = None
+            rate = options.get("learning_rate") or self._get_learning_rate()
+            norm = None if grad_norm is None else float(grad_norm)
+            rows, epoch = self.get_total_train_batch_size(self.args), float(self.state.epoch or 0.0)
+            event = StepDone(
+                self.state.global_step, epoch, self._step_loss, norm, float(rate), rows, *self._step_tokens
+            )
+            self._run_log.step(event)
+        self._step_loss, self._step_tokens = None, (0, 0)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **options)
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
@@ -361,6 +394,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _describe_speedups(self) -> str:
         """Return one line: which speedups are on, and why others are off."""
         packed = self._packed
+        if self._whole is not None:
+            return " ".join([f"Speedups: {', '.join(self._whole.speedups.on) or 'none'}.", *self._whole.speedups.notes])
         on = () if packed is None else packed.on
         off = {PACKING: self._why_no_speedups()} if packed is None else packed.off
         reasons = [f"{name[0].upper()}{name[1:]} is off because {reason}." for name, reason in off.items()]
@@ -370,15 +405,16 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _fast(self) -> Iterator[None]:
         """Pack the calls of the model inside this block."""
         if self._packed is None or self._packed.model is not self.model:
-            self._packed = self._choose_speedups()
+            self._packed, self._reported = self._choose_speedups(), None
         packed = self._packed
         if packed is None:
             yield
             return
-        before = packed.on
+        self._reported = packed.on if self._reported is None else self._reported
         with packed.active():
             yield
-        if packed.on != before:
+        if packed.on != self._reported:
+            self._reported = packed.on
             line = self._describe_speedups()
             log.warning(line)
             if self._run_log is not None:
@@ -393,7 +429,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Run transformers' training step on a packed batch; a NaN or infinite loss raises a NumericsError."""
         with self._fast():
             loss = super().training_step(model, inputs, *args, **options)
-        value = float(loss)
+        value, ids = float(loss), inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+        if isinstance(ids, torch.Tensor) and ids.device.type == "cpu":
+            mask = inputs.get("attention_mask")
+            real, all_ids = self._step_tokens
+            count = int(mask.sum()) if isinstance(mask, torch.Tensor) else ids.numel()
+            self._step_tokens = (real + count, all_ids + ids.numel())
         self._step_loss = value + (self._step_loss or 0.0)
         if not abs(value) < float("inf"):
             self._stop_at_nan("loss", "")
@@ -415,17 +456,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     # ---- Order ----
 
-    def create_accelerator_and_postprocess(self) -> None:
-        """Create the accelerator; the order of examples depends on the seed of the arguments, not on the global one."""
-        super().create_accelerator_and_postprocess()
-        if self.accelerator.dataloader_config.data_seed is None:
-            self.accelerator.dataloader_config.data_seed = self.args.seed
-
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Return transformers' sampler; one that groups by length depends on the seed and the epoch only."""
+        """Return transformers' sampler; the order depends on the seed of the arguments and the epoch only."""
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        self.accelerator.dataloader_config.data_seed = seed  # of accelerate's SeedableRandomSampler
         sampler = super()._get_train_sampler(train_dataset)
         if type(sampler) is LengthGroupedSampler:
-            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
             return EpochLengthSampler(sampler.batch_size, sampler.lengths, seed)
         return sampler
 
@@ -449,9 +485,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._stop_at_nan("gradient", name)
         return norm
 
-    def _stop_at_nan(self, what: str, name: str) -> None:
+    def _stop_at_nan(self, what: str, name: str, step: int | None = None, rows: list[int] | None = None) -> None:
         """Raise a NumericsError that names the step and its rows. The weights are those before the step."""
-        step, rows = self.state.global_step + 1, self._rows_of_step()
+        step = self.state.global_step + 1 if step is None else step
+        rows = self._rows_of_step() if rows is None else rows
         if self._run_log is not None:
             self._run_log.write(NonFinite(step, what, name, tuple(rows)))
         self._end_log("NumericsError")
@@ -480,10 +517,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     # ---- Checkpoints ----
 
     def _make_identity(self) -> Identity:
+        return trainer_identity(self, self._training_rows(), model_mark(self.model), self._run_id)
+
+    def _training_rows(self) -> Any:
+        """Return the training set as the loader reads it."""
         dataset = self.train_dataset
-        if is_arrow_dataset(dataset):
-            dataset = self._remove_unused_columns(dataset, description="training")
-        return trainer_identity(self, dataset, model_mark(self.model), self._run_id)
+        return self._remove_unused_columns(dataset, "training") if is_arrow_dataset(dataset) else dataset
 
     def _compare(self, folder: Path) -> None:
         """Refuse a resume with changed data, model, tokenizer or arguments; report everything else."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import nn
 from torch.optim import Optimizer
 
@@ -245,7 +245,7 @@ def contiguous(tensors: Mapping[str, torch.Tensor], buffers: Tensors | None = No
 
 
 def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
-    """Raise a NumericsError for NaN or infinite weights before they are saved: an update can overflow even if its gradient did not."""
+    """Raise a NumericsError for NaN or infinite weights: an update can overflow even if its gradient did not."""
     for name, tensor in weights.items():
         if tensor.is_floating_point() and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
             raise NumericsError(
@@ -258,8 +258,17 @@ def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
 
 
 def verify_checkpoint(folder: Path) -> dict[str, Any]:
-    """Return the manifest of an intact checkpoint; a CheckpointError names the first damaged file."""
-    return verify(folder)
+    """Return the manifest of an intact checkpoint; a CheckpointError names the first damaged file.
+
+    Weights that were split into shards later must be the same tensors: as one file they have the hash of the manifest.
+    """
+    files = read_manifest(folder)["files"]
+    sharded = WEIGHTS in files and not (folder / WEIGHTS).exists() and (folder / INDEX).is_file()
+    if sharded:
+        content = hashlib.sha256(save(read_weights(folder), metadata={"format": "pt"})).hexdigest()
+        if content != files[WEIGHTS]["sha256"]:
+            raise CheckpointError(f"its tensors are not those of {WEIGHTS}", where=str(folder / INDEX))
+    return verify(folder, names=set(files) - {WEIGHTS} if sharded else None)
 
 
 def newest_intact(run: RunDir, run_id: str | None = None) -> tuple[Path | None, tuple[str, ...]]:

@@ -120,8 +120,7 @@ def resolve_class_weights(
 
 
 TOKENS_AT_ONCE = {False: 4096, True: 32_768}
-"""On a CPU and on a GPU. MiniLM-L6 on one core took 7% more with 512 tokens and with 8,192 (docs/research/performance.md); a GPU is
-bound by launches with few."""
+"""Tokens per batch on a CPU and on a GPU. MiniLM-L6 on one core took 7% longer with 512 tokens and with 8,192."""
 
 
 @dataclass(frozen=True)

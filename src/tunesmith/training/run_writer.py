@@ -171,7 +171,7 @@ class RunWriter:
         require_space(self.run.path, (whole * (2 if fresh else 1) if saves else 0) + weights * (2 if fresh else 1))
 
     def _require_best(self) -> None:
-        """Require that best/ has the weights of the best step in the checkpoint; otherwise the run would end with different ones."""
+        """Require that best/ has the weights of the best step; otherwise the run would end with different ones."""
         wanted = self.state.progress.step
         try:
             found = read_manifest(self.run.best)["step"]

@@ -322,7 +322,7 @@ def test_what_contradicts_a_budget_is_refused() -> None:
             load_config(None, {**given, name: value})
     with pytest.raises(ConfigError, match="needs a time_budget"):
         load_config(None, {"train_file": "x.csv", "recipe": "best"})
-    with pytest.raises(ConfigError, match="is for --recipe best"):
+    with pytest.raises(ConfigError, match="requires --recipe best"):
         finetune(load_config(None, {"train_file": "x.csv", "time_budget": "20m"}))
     assert main(["search", "--train_file", "x.csv", "--recipe", "best", "--time_budget", "1m"]) == 2
 
