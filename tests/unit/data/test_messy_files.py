@@ -36,11 +36,6 @@ def test_a_messy_file_is_read_right_or_asked_about(messy: Messy, tmp_path: Path)
     assert (found.columns.text, found.columns.label, found.labels.task.value) == (messy.text, messy.label, messy.task)
 
 
-def test_there_are_twenty_messy_files_and_more_than_twenty_others() -> None:
-    assert len({messy.name for messy in FILES}) == 20
-    assert len({messy.name for messy in MORE_FILES}) > 20
-
-
 def test_the_flag_in_the_error_answers_the_question(tmp_path: Path) -> None:
     files = {messy.name: messy for messy in MORE_FILES}
     answers: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
