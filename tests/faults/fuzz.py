@@ -431,7 +431,6 @@ async def watch_board(folder: Path, rng: random.Random) -> int:
         ("/runs/other", 200),
         ("/runs/run", None),
         ("/runs/run/events", None),
-        ("/runs/run/curves?low=0&high=10", None),
         *rng.choice(
             (
                 (),

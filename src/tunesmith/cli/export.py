@@ -12,21 +12,20 @@ from tunesmith.inference.model_folder import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
+    """Add the flags of this command."""
     add_model_argument(parser)
-    add_flag(parser, "--to", "the format", required=True, choices=FORMATS)
+    add_flag(parser, "--to", "format of the export", required=True, choices=FORMATS)
     add_flag(parser, "--output FOLDER", "default: RUN/export/FORMAT")
-    add_flag(parser, "--max_drop X", "the most of the score that int8 may lose [0.005]", type=float, default=0.005)
-    add_flag(parser, "--min_agreement X", "the least share of labels that int8 keeps [0.99]", type=float, default=0.99)
-    add_flag(parser, "--test_file FILE", "labelled rows to measure on; default: those of the run")
-    add_flag(parser, "--train_file FILE", "training rows for int8, with --test_file")
+    add_flag(parser, "--max_drop X", "maximum drop of the score with int8 [0.005]", type=float, default=0.005)
+    add_flag(parser, "--min_agreement X", "minimum share of equal labels with int8 [0.99]", type=float, default=0.99)
+    add_flag(parser, "--test_file FILE", "labeled rows to measure on; default: those of the run")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exports, measures, prints the table; gives the exit code."""
+    """Export, measure, print the table, and return the exit code."""
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.errors import ConfigError
-    from tunesmith.inference.export import Tolerance, export_model_to, rows_of_files, rows_of_run, table_of
+    from tunesmith.inference.export import Tolerance, export_model_to, rows_of_file, rows_of_run, table_of
     from tunesmith.inference.model_folder import model_folder_of, read_facts
     from tunesmith.models.files import read_config_file
     from tunesmith.runs.folder import RunDir
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     folder = model_folder_of(args.run).folder
     facts = read_facts(folder, read_config_file(folder))
     if args.test_file is not None:
-        rows = rows_of_files(args.test_file, args.train_file, facts)
+        rows = rows_of_file(args.test_file, facts)
     elif source.config_file.is_file():
         rows = rows_of_run(source, facts)
     else:

@@ -52,30 +52,45 @@ class Overloaded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts to classify. `pairs` is None for a model of single texts."""
+    """Texts to classify, and the number of labels to return. `pairs` is None for a model of single texts."""
 
     texts: tuple[str, ...]
     pairs: tuple[str, ...] | None
+    top_k: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted label of one text, with the probability and the logit of each label (empty for regression)."""
+    """The predicted label of one text, with the probability of each label (empty for regression)."""
 
     label: Any
     probabilities: dict[str, float]
-    logits: dict[str, float]
+
+    def to_json(self, top_k: int | None) -> dict[str, Any]:
+        """Return the label and the most probable labels, the best first."""
+        best = sorted(self.probabilities.items(), key=lambda pair: -pair[1])[:top_k]
+        return {"label": self.label, "scores": [list(pair) for pair in best]}
 
 
 def parse_texts(data: Any) -> Texts:
-    """Check {"texts": [...], "pairs": [...]}: strings that are not empty, within the limits."""
-    if not isinstance(data, dict) or not {"texts"} <= data.keys() <= {"texts", "pairs"}:
-        raise BadRequest(422, 'send {"texts": ["..."]}, and "pairs": ["..."] for a model of text pairs')
+    """Check {"texts": [...], "pairs": [...], "top_k": 3} or {"text": "...", "text_pair": "..."}, within the limits."""
+    if isinstance(data, dict) and "text" in data and "texts" not in data:
+        pair = {} if data.get("text_pair") is None else {"pairs": [data["text_pair"]]}
+        rest = {name: value for name, value in data.items() if name not in ("text", "text_pair")}
+        data = {**rest, "texts": [data["text"]], **pair}
+    if not isinstance(data, dict) or not {"texts"} <= data.keys() <= {"texts", "pairs", "top_k"}:
+        form = 'send {"texts": ["..."]}, and "pairs": ["..."] for a model of text pairs; "top_k" is optional'
+        raise BadRequest(422, form)
     texts = _strings(data["texts"], "texts")
     pairs = None if data.get("pairs") is None else _strings(data["pairs"], "pairs")
     if pairs is not None and len(pairs) != len(texts):
         raise BadRequest(422, f"{len(texts)} texts but {len(pairs)} pairs")
-    return Texts(texts, pairs)
+    top_k = data.get("top_k")
+    if isinstance(top_k, float) and top_k.is_integer():  # JSON does not distinguish 3.0 from 3
+        top_k = int(top_k)
+    if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
+        raise BadRequest(422, '"top_k" must be a positive integer')
+    return Texts(texts, pairs, top_k)
 
 
 def _strings(values: Any, name: str) -> tuple[str, ...]:
@@ -376,9 +391,5 @@ def _predictions(model: Any, logits: Any) -> list[Prediction]:
     labels = model.facts.labels
     probabilities = probabilities_of(logits, labels.task)
     names = () if labels.task is Task.REGRESSION else labels.names
-    return [
-        Prediction(label, dict(zip(names, row, strict=False)), dict(zip(names, raw, strict=False)))
-        for label, row, raw in zip(
-            predicted_names(probabilities, labels), probabilities.tolist(), logits.tolist(), strict=True
-        )
-    ]
+    found = zip(predicted_names(probabilities, labels), probabilities.tolist(), strict=True)
+    return [Prediction(label, dict(zip(names, row, strict=False))) for label, row in found]

@@ -58,8 +58,6 @@ class Service(Protocol):
 
     token_hint: str
     """The error message for a client without the token."""
-    public: tuple[str, ...]
-    """Paths that need no token."""
 
     def routes(self) -> list[Route]:
         """Return all routes."""
@@ -363,7 +361,7 @@ def _access(service: Service, listener: socket.socket, listen: Listen) -> Access
     elif host not in LOCAL:
         names.append(f"[{host}]" if ":" in host else host)
     port = int(listener.getsockname()[1])
-    return Access.for_port(listen.token, port, names, hint=service.token_hint, public=service.public)
+    return Access.for_port(listen.token, port, names, service.token_hint)
 
 
 def _raise_stopped(number: int, frame: object = None) -> None:

@@ -1,25 +1,21 @@
-"""`tunesmith serve`: one finished model over HTTP, with health checks, metrics and a description of its API."""
+"""`tunesmith serve`: one finished model over HTTP, with health checks and metrics."""
 
 from __future__ import annotations
 
 import asyncio
-import html
 import json
 import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tunesmith import __version__
-from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
+from tunesmith.errors import ConfigError, TunesmithError
 from tunesmith.files import read_json
 from tunesmith.inference.batcher import (
     MAX_TEXT_CHARS,
@@ -27,10 +23,7 @@ from tunesmith.inference.batcher import (
     Batcher,
     LoadedModels,
     Overloaded,
-    Prediction,
-    Texts,
     model_home,
-    model_version,
     parse_texts,
 )
 from tunesmith.inference.model_folder import FACTS_FILE, read_facts
@@ -90,7 +83,6 @@ class PredictionService:
     """The handlers of `tunesmith serve`."""
 
     token_hint = "send the key of the service: Authorization: Bearer KEY"
-    public: tuple[str, ...] = ("/docs", "/openapi.json")
 
     def __init__(self, run: RunDir, batcher: Batcher | None = None) -> None:
         self.run = run
@@ -104,8 +96,6 @@ class PredictionService:
         home = model_home(run)
         check_seal(home)
         self._labels = read_facts(home, read_config_file(home)).labels
-        self._checked = model_version(run)
-        self._problem: str | None = None
 
     def routes(self) -> list[Route]:
         """Return all routes of the service."""
@@ -114,15 +104,20 @@ class PredictionService:
             "/ready": self._ready,
             "/info": self._info,
             "/metrics": self._metrics,
-            "/openapi.json": self._openapi,
-            "/docs": self._docs,
         }
         routes = [Route(path, self._counted(path, handler), methods=["GET"]) for path, handler in handlers.items()]
         return [*routes, Route("/predict", self._counted("/predict", self._predict), methods=["POST"])]
 
     def start(self) -> None:
         """Load the model in the background; /ready returns 503 until then."""
-        threading.Thread(target=self._load_and_log, name="tunesmith-load", daemon=True).start()
+
+        def load() -> None:
+            try:
+                self.load()
+            except (TunesmithError, BadRequest) as error:
+                log.error(json.dumps({"event": "load", "problem": str(error)}))
+
+        threading.Thread(target=load, name="tunesmith-load", daemon=True).start()
 
     async def close(self) -> None:
         """Do nothing: there are no streams."""
@@ -135,12 +130,6 @@ class PredictionService:
         """Load the model."""
         self.batcher.models.get(self.run)
         self.ready = True
-
-    def _load_and_log(self) -> None:
-        try:
-            self.load()
-        except (TunesmithError, BadRequest) as error:
-            log.error(json.dumps({"event": "load", "problem": str(error)}))
 
     def _reloaded(self, problem: str | None) -> None:
         if problem is None:
@@ -171,9 +160,6 @@ class PredictionService:
         return respond
 
     async def _health(self, request: Request) -> Response:
-        problem = await asyncio.to_thread(self._find_problem)
-        if problem is not None:
-            return JSONResponse({"run": self.run.name, "error": problem}, 503)
         return JSONResponse({"run": self.run.name, **(model_summary(self.run) or {})})
 
     async def _ready(self, request: Request) -> Response:
@@ -192,40 +178,18 @@ class PredictionService:
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(api_description())
-
-    async def _docs(self, request: Request) -> Response:
-        return HTMLResponse(_docs_page())
-
-    def _find_problem(self) -> str | None:
-        """Return why the model on disk cannot be used. Only files that changed since the last call are hashed."""
-        version = model_version(self.run)
-        if version != self._checked:
-            self._checked, self._problem = version, None
-            if not version:
-                self._problem = "model/ is missing"
-            elif model_summary(self.run) is None:
-                self._problem = f"model/{FACTS_FILE} cannot be read"
-            else:
-                try:
-                    check_seal(model_home(self.run))
-                except (CheckpointError, OSError) as error:
-                    self._problem = error.line() if isinstance(error, CheckpointError) else str(error.strerror)
-        return self._problem
-
     async def _predict(self, request: Request) -> Response:
-        wanted = parse_request(await read_json_body(request))
-        request.state.rows = len(wanted.given.texts)
+        given = parse_texts(await read_json_body(request))
+        request.state.rows = len(given.texts)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                found = await self.batcher.classify(self.run, wanted.given)
+                found = await self.batcher.classify(self.run, given)
         except Overloaded as error:
             return retry_later(429, "too many requests are waiting", error.seconds)
         except TimeoutError:
             return retry_later(503, f"no answer within {ANSWER_SECONDS:.0f} seconds")
         self.ready = True
-        return JSONResponse({"results": [_to_json(one, wanted) for one in found]})
+        return JSONResponse({"results": [one.to_json(given.top_k) for one in found]})
 
 
 def model_summary(run: RunDir) -> dict[str, Any] | None:
@@ -236,63 +200,3 @@ def model_summary(run: RunDir) -> dict[str, Any] | None:
         return {"columns": [str(c) for c in columns][:2], "labels": [str(n) for n in data["labels"]["names"]]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-# The body of POST /predict
-
-
-@dataclass(frozen=True, slots=True)
-class PredictRequest:
-    """Texts to classify and the form of the response."""
-
-    given: Texts
-    top_k: int | None = None
-    raw_scores: bool = False
-
-
-def parse_request(data: Any) -> PredictRequest:
-    """Check a JSON body; raise a BadRequest with the expected form."""
-    if isinstance(data, dict) and "text" in data and "texts" not in data:
-        pair = {} if data.get("text_pair") is None else {"pairs": [data["text_pair"]]}
-        rest = {name: value for name, value in data.items() if name not in ("text", "text_pair")}
-        data = {**rest, "texts": [data["text"]], **pair}
-    if not isinstance(data, dict) or not {"texts"} <= data.keys() <= {"texts", "pairs", "top_k", "raw_scores"}:
-        form = 'send {"texts": ["..."]}, and "pairs": ["..."] for a model of text pairs'
-        raise BadRequest(422, f'{form}; "top_k" and "raw_scores" are optional')
-    given = parse_texts({name: data[name] for name in ("texts", "pairs") if name in data})
-    top_k, raw_scores = data.get("top_k"), data.get("raw_scores", False)
-    if isinstance(top_k, float) and top_k.is_integer():  # JSON does not distinguish 3.0 from 3
-        top_k = int(top_k)
-    if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
-        raise BadRequest(422, '"top_k" must be a positive integer')
-    if not isinstance(raw_scores, bool):
-        raise BadRequest(422, '"raw_scores" must be true or false')
-    return PredictRequest(given, top_k, raw_scores)
-
-
-def _to_json(one: Prediction, wanted: PredictRequest) -> dict[str, Any]:
-    scores = one.logits if wanted.raw_scores else one.probabilities
-    best = sorted(scores.items(), key=lambda pair: -pair[1])[: wanted.top_k]
-    return {"label": one.label, "scores": [list(pair) for pair in best]}
-
-
-@cache
-def api_description() -> dict[str, Any]:
-    """Return the OpenAPI document."""
-    found: dict[str, Any] = json.loads((files("tunesmith.inference") / "assets" / "openapi.json").read_bytes())
-    found["info"]["version"] = __version__
-    return found
-
-
-def _docs_page() -> str:
-    """Return the API description as an HTML page without scripts."""
-    rows = "".join(
-        f"<h2><code>{method.upper()} {path}</code></h2><p>{html.escape(about['summary'])}</p>"
-        for path, methods in api_description()["paths"].items()
-        for method, about in methods.items()
-    )
-    text = html.escape(json.dumps(api_description(), indent=1))
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>tunesmith serve</title><h1>tunesmith serve</h1>'
-        f"{rows}<h2>openapi.json</h2><pre>{text}</pre></html>"
-    )
