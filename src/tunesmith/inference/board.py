@@ -12,12 +12,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tunesmith.errors import ConfigError, TunesmithError
-from tunesmith.inference.batcher import Batcher, Overloaded, parse_texts
+from tunesmith.errors import ConfigError
+from tunesmith.inference.batcher import Batcher, parse_texts
 from tunesmith.inference.live_runs import (
     VERDICT_SECONDS,
     LiveRun,
@@ -28,7 +29,7 @@ from tunesmith.inference.live_runs import (
     stop_run,
 )
 from tunesmith.inference.security import BOARD_TOKEN
-from tunesmith.inference.server import BadRequest, json_errors, read_json_body, retry_later
+from tunesmith.inference.server import read_json_body, retry_later
 from tunesmith.inference.service import model_summary
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.runs.folder import RunDir
@@ -78,12 +79,12 @@ class Board:
         acting = {"/runs/{run}/classify": self._classify, "/runs/{run}/stop": self._stop}
         found = [(path, handler, "GET") for path, handler in reading.items()]
         found += [(path, handler, "POST") for path, handler in acting.items()]
-        return [Route(path, json_errors(handler), methods=[method]) for path, handler, method in found]
+        return [Route(path, handler, methods=[method]) for path, handler, method in found]
 
     def start(self) -> None:
         """Do nothing: models are loaded when they are first used."""
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End the streams of all watching pages."""
         self.streams.close()
 
@@ -98,7 +99,7 @@ class Board:
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in ASSETS:
-            raise BadRequest(404, "there is no such file")
+            raise HTTPException(404, "there is no such file")
         return Response(read_asset(name), media_type=ASSETS[name])
 
     async def _run(self, request: Request) -> Response:
@@ -106,7 +107,7 @@ class Board:
         rows = await asyncio.to_thread(self.index.rows)
         row = next((row for row in rows if row.id == request.path_params["run"]), None)
         if row is None:
-            raise BadRequest(404, "there is no such run")
+            raise HTTPException(404, "there is no such run")
         return HTMLResponse(_template("run.html.j2").render(row=row, run=run, facts=model_summary(run)))
 
     async def _report(self, request: Request) -> Response:
@@ -116,17 +117,17 @@ class Board:
     async def _compare(self, request: Request) -> Response:
         wanted = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 2 <= len(wanted) <= MAX_RUNS:
-            raise BadRequest(422, f"tick 2 to {MAX_RUNS} runs to compare")
+            raise HTTPException(422, f"tick 2 to {MAX_RUNS} runs to compare")
         found = [await asyncio.to_thread(self.index.find, one) for one in wanted]
         runs = [run for run in found if run is not None]
         if len(runs) < len(wanted):
-            raise BadRequest(404, "there is no such run")
+            raise HTTPException(404, "there is no such run")
         return await self._draw(lambda: draw_comparison(runs))
 
     async def _draw(self, make: Callable[[], str]) -> Response:
         """Draw a slow page, one at a time: matplotlib is not thread-safe, and the threads that look up runs stay free."""
         if self._drawing >= MAX_DRAWING:
-            return retry_later(503, "too many reports are being drawn")
+            raise retry_later(503, "too many reports are being drawn")
         self._drawing += 1
         try:
             async with self._pen:
@@ -153,25 +154,16 @@ class Board:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=STREAM_HEADERS)
         if self.streams.is_full:
-            return retry_later(503, "too many pages are watching")
+            raise retry_later(503, "too many pages are watching")
         return StreamingResponse(self.streams.watch(produce), media_type="text/event-stream", headers=STREAM_HEADERS)
 
     async def _classify(self, request: Request) -> Response:
         run = await self._wanted(request)
-        given = parse_texts(await read_json_body(request))
-        try:
-            async with asyncio.timeout(CLASSIFY_SECONDS):
-                found = await self.batcher.classify(run, given)
-        except (Overloaded, TimeoutError):
-            return retry_later(503, "too many texts are waiting")
-        return JSONResponse({"results": [one.to_json(given.top_k) for one in found]})
+        return await self.batcher.respond(run, parse_texts(await read_json_body(request)), CLASSIFY_SECONDS)
 
     async def _stop(self, request: Request) -> Response:
         run = await self._wanted(request)
-        try:
-            holder = await asyncio.to_thread(stop_run, run)
-        except TunesmithError as error:
-            raise BadRequest(409, str(error)) from None
+        holder = await asyncio.to_thread(stop_run, run)
         return JSONResponse(
             {"pid": holder.pid, "said": "SIGTERM: it saves a checkpoint after the current step and stops"}, 202
         )
@@ -179,7 +171,7 @@ class Board:
     async def _wanted(self, request: Request) -> RunDir:
         run = await asyncio.to_thread(self.index.find, request.path_params["run"])
         if run is None:
-            raise BadRequest(404, "there is no such run")
+            raise HTTPException(404, "there is no such run")
         return run
 
 

@@ -44,6 +44,8 @@ ScoreCell = tuple[str, float, float | None, float | None]
 Verdict = tuple[str, str]
 """Kind (good, warn, bad, info) and title."""
 _OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
+DIAGNOSIS_SECONDS = 15.0
+"""Minimum time between two diagnoses of a run in training."""
 POINTS = 900
 """Points per curve: a chart is about 600 pixels wide, and thinning keeps the minimum and maximum of each bucket."""
 log = logging.getLogger(__name__)
@@ -132,7 +134,7 @@ class RunRow:
     problem: str | None = None
     """The damage of the run folder, if any."""
     verdict: Verdict | None = None
-    """The first finding; None if there is none, during training, or if the run was not diagnosed yet."""
+    """The first finding; None if there is none, or if the run was not diagnosed yet."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the values for the script of the page."""
@@ -148,7 +150,7 @@ class RunIndex:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
         self._known: dict[str, tuple[tuple[Any, ...], RunRow]] = {}
-        self._verdicts: dict[str, tuple[tuple[Any, ...], Verdict | None]] = {}
+        self._verdicts: dict[str, tuple[tuple[Any, ...], Verdict | None, float]] = {}
         self._lock = threading.Lock()
 
     def find_all(self) -> dict[str, RunDir]:
@@ -198,12 +200,14 @@ class RunIndex:
         if row.problem:
             return row
         status = status_of(run, row.peek.ended, info.st_mtime)
-        if status == "running" or not has_no_links(run):
+        if not has_no_links(run):
             return replace(row, status=status)
-        known, verdict = self._verdicts.get(key, (None, None))
-        if known != version and time.monotonic() < until:
+        known, verdict, at = self._verdicts.get(key, (None, None, 0.0))
+        now = time.monotonic()
+        pause = DIAGNOSIS_SECONDS if status == "running" else 0.0
+        if known != (version, status) and at + pause <= now < until:
             verdict = _diagnose(run)
-            self._verdicts[key] = (version, verdict)
+            self._verdicts[key] = ((version, status), verdict, now)
         return replace(row, status=status, verdict=verdict)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -10,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,19 +22,11 @@ from tunesmith.inference.batcher import (
     MAX_TEXTS,
     Batcher,
     LoadedModels,
-    Overloaded,
     model_home,
     parse_texts,
 )
 from tunesmith.inference.model_folder import FACTS_FILE, read_facts
-from tunesmith.inference.server import (
-    MAX_BODY_BYTES,
-    BadRequest,
-    Handler,
-    json_errors,
-    read_json_body,
-    retry_later,
-)
+from tunesmith.inference.server import MAX_BODY_BYTES, Handler, read_json_body
 from tunesmith.models.files import check_seal, read_config_file
 from tunesmith.runs.folder import RunDir
 
@@ -114,12 +106,12 @@ class PredictionService:
         def load() -> None:
             try:
                 self.load()
-            except (TunesmithError, BadRequest) as error:
+            except (TunesmithError, HTTPException) as error:
                 log.error(json.dumps({"event": "load", "problem": str(error)}))
 
         threading.Thread(target=load, name="tunesmith-load", daemon=True).start()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Do nothing: there are no streams."""
 
     def stop(self) -> None:
@@ -140,24 +132,30 @@ class PredictionService:
 
     def _counted(self, path: str, handler: Handler) -> Handler:
         """Wrap a handler: count and log route, status and time, but never a text."""
-        inner = json_errors(handler)
 
         async def respond(request: Request) -> Response:
-            start = time.perf_counter()
-            response = await inner(request)
-            seconds = time.perf_counter() - start
-            rows = int(getattr(request.state, "rows", 0))
-            self.metrics.requests.labels(path, str(response.status_code)).inc()
-            self.metrics.waiting.set(self.batcher.waiting)
-            if path == "/predict":
-                if response.status_code == 200:
-                    self.metrics.seconds.observe(seconds)
-                    self.metrics.rows.inc(rows)
-                line = {"event": "request", "route": path, "status": response.status_code, "rows": rows}
-                log.info(json.dumps({**line, "ms": round(1000 * seconds, 1)}))
-            return response
+            start, status = time.perf_counter(), 500
+            try:
+                response = await handler(request)
+                status = response.status_code
+                return response
+            except HTTPException as error:
+                status = error.status_code
+                raise
+            finally:
+                self._count(path, status, time.perf_counter() - start, int(getattr(request.state, "rows", 0)))
 
         return respond
+
+    def _count(self, path: str, status: int, seconds: float, rows: int) -> None:
+        self.metrics.requests.labels(path, str(status)).inc()
+        self.metrics.waiting.set(self.batcher.waiting)
+        if path == "/predict":
+            if status == 200:
+                self.metrics.seconds.observe(seconds)
+                self.metrics.rows.inc(rows)
+            line = {"event": "request", "route": path, "status": status, "rows": rows, "ms": round(1000 * seconds, 1)}
+            log.info(json.dumps(line))
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"run": self.run.name, **(model_summary(self.run) or {})})
@@ -181,15 +179,9 @@ class PredictionService:
     async def _predict(self, request: Request) -> Response:
         given = parse_texts(await read_json_body(request))
         request.state.rows = len(given.texts)
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                found = await self.batcher.classify(self.run, given)
-        except Overloaded as error:
-            return retry_later(429, "too many requests are waiting", error.seconds)
-        except TimeoutError:
-            return retry_later(503, f"no answer within {ANSWER_SECONDS:.0f} seconds")
+        response = await self.batcher.respond(self.run, given, ANSWER_SECONDS)
         self.ready = True
-        return JSONResponse({"results": [one.to_json(given.top_k) for one in found]})
+        return response
 
 
 def model_summary(run: RunDir) -> dict[str, Any] | None:
