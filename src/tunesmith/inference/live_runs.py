@@ -74,40 +74,31 @@ def is_running(run: RunDir) -> bool:
 def stop_run(run: RunDir) -> Holder:
     """Send SIGTERM to the process that trains this run: it saves a checkpoint at the next step and exits with 143."""
     handle = open_lock(run.lock_file)
-    if handle is None:
-        raise ResourceError("the run is not being trained", where=run.name)
     try:
-        holder = noted_holder(handle)
-        if not is_held(handle):
+        if handle is None or not is_held(handle):
             raise ResourceError("the run is not being trained", where=run.name)
+        holder = noted_holder(handle)
         if holder is None or holder.host != socket.gethostname():
             where = f"on {holder.host}" if holder is not None else "by an unknown process"
             fix = "Stop it where it was started."
             raise ResourceError(f"the run is being trained {where}, not on this machine", where=run.name, fix=fix)
-        _terminate(handle, holder, run)
-    finally:
-        os.close(handle)
-    return holder
-
-
-def _terminate(handle: int, holder: Holder, run: RunDir) -> None:
-    """Send the signal through a pidfd, so that a reused process id is never signaled."""
-    if holder.pid <= 1 or holder.pid == os.getpid():
-        raise ResourceError(f"process {holder.pid} cannot be stopped", where=run.name)
-    try:
-        process = os.pidfd_open(holder.pid)
-    except OSError:
-        raise ResourceError("the run is not being trained", where=run.name) from None
-    try:
-        if not _has_open(holder.pid, handle):
-            raise ResourceError(f"process {holder.pid} is in the lock file but does not hold it", where=run.name)
-        signal.pidfd_send_signal(process, signal.SIGTERM)
+        if holder.pid <= 1 or holder.pid == os.getpid():
+            raise ResourceError(f"process {holder.pid} cannot be stopped", where=run.name)
+        process = os.pidfd_open(holder.pid)  # a reused process id is never signaled
+        try:
+            if not _has_open(holder.pid, handle):
+                raise ResourceError(f"process {holder.pid} is in the lock file but does not hold it", where=run.name)
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+        finally:
+            os.close(process)
     except PermissionError:
-        raise ResourceError(f"process {holder.pid} belongs to another user", where=run.name) from None
+        raise ResourceError("the process that trains the run belongs to another user", where=run.name) from None
     except ProcessLookupError:
         raise ResourceError("the run is not being trained", where=run.name) from None
     finally:
-        os.close(process)
+        if handle is not None:
+            os.close(handle)
+    return holder
 
 
 def _has_open(pid: int, handle: int) -> bool:

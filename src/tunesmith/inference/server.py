@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +42,6 @@ ARRIVED_SECONDS = 0.2
 """Time between a signal and the end of listening, in which requests that were already sent are accepted."""
 RETRY_SECONDS = 2
 LOCAL = ("127.0.0.1", "localhost", "::1")
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Service(Protocol):

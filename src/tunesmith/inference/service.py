@@ -26,7 +26,7 @@ from tunesmith.inference.batcher import (
     parse_texts,
 )
 from tunesmith.inference.model_folder import FACTS_FILE, read_facts
-from tunesmith.inference.server import MAX_BODY_BYTES, Handler, read_json_body
+from tunesmith.inference.server import MAX_BODY_BYTES, read_json_body
 from tunesmith.models.files import check_seal, read_config_file
 from tunesmith.runs.folder import RunDir
 
@@ -91,14 +91,16 @@ class PredictionService:
 
     def routes(self) -> list[Route]:
         """Return all routes of the service."""
-        handlers: dict[str, Handler] = {
+        reading = {
             "/health": self._health,
             "/ready": self._ready,
             "/info": self._info,
             "/metrics": self._metrics,
         }
-        routes = [Route(path, self._counted(path, handler), methods=["GET"]) for path, handler in handlers.items()]
-        return [*routes, Route("/predict", self._counted("/predict", self._predict), methods=["POST"])]
+        return [
+            *(Route(path, handler) for path, handler in reading.items()),
+            Route("/predict", self._predict, methods=["POST"]),
+        ]
 
     def start(self) -> None:
         """Load the model in the background; /ready returns 503 until then."""
@@ -130,33 +132,6 @@ class PredictionService:
             self._labels = read_facts(home, read_config_file(home)).labels
         log.info(json.dumps({"event": "reload", "problem": problem}))
 
-    def _counted(self, path: str, handler: Handler) -> Handler:
-        """Wrap a handler: count and log route, status and time, but never a text."""
-
-        async def respond(request: Request) -> Response:
-            start, status = time.perf_counter(), 500
-            try:
-                response = await handler(request)
-                status = response.status_code
-                return response
-            except HTTPException as error:
-                status = error.status_code
-                raise
-            finally:
-                self._count(path, status, time.perf_counter() - start, int(getattr(request.state, "rows", 0)))
-
-        return respond
-
-    def _count(self, path: str, status: int, seconds: float, rows: int) -> None:
-        self.metrics.requests.labels(path, str(status)).inc()
-        self.metrics.waiting.set(self.batcher.waiting)
-        if path == "/predict":
-            if status == 200:
-                self.metrics.seconds.observe(seconds)
-                self.metrics.rows.inc(rows)
-            line = {"event": "request", "route": path, "status": status, "rows": rows, "ms": round(1000 * seconds, 1)}
-            log.info(json.dumps(line))
-
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"run": self.run.name, **(model_summary(self.run) or {})})
 
@@ -174,14 +149,31 @@ class PredictionService:
         return JSONResponse({**about, **limits, "version": __version__, "id2label": ids})
 
     async def _metrics(self, request: Request) -> Response:
+        self.metrics.waiting.set(self.batcher.waiting)
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _predict(self, request: Request) -> Response:
-        given = parse_texts(await read_json_body(request))
-        request.state.rows = len(given.texts)
-        response = await self.batcher.respond(self.run, given, ANSWER_SECONDS)
-        self.ready = True
-        return response
+        start, status, rows = time.perf_counter(), 500, 0
+        try:
+            given = parse_texts(await read_json_body(request))
+            rows = len(given.texts)
+            response = await self.batcher.respond(self.run, given, ANSWER_SECONDS)
+            status, self.ready = 200, True
+            return response
+        except HTTPException as error:
+            status = error.status_code
+            raise
+        finally:
+            self._count(status, rows, time.perf_counter() - start)
+
+    def _count(self, status: int, rows: int, seconds: float) -> None:
+        """Count and log status and time, but never a text."""
+        self.metrics.requests.labels("/predict", str(status)).inc()
+        if status == 200:
+            self.metrics.seconds.observe(seconds)
+            self.metrics.rows.inc(rows)
+        line = {"event": "request", "route": "/predict", "status": status, "rows": rows, "ms": round(1000 * seconds, 1)}
+        log.info(json.dumps(line))
 
 
 def model_summary(run: RunDir) -> dict[str, Any] | None:
