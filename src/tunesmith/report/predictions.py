@@ -1,13 +1,12 @@
 """Predictions and scores of a run, as the report needs them.
 
-Rows of predictions.parquet with text, label, prediction and probabilities; headline scores from metrics.json, else from the
-predictions, else from the journal's best evaluation.
+Rows of predictions.parquet with text, label, prediction and probabilities; headline scores from metrics.json, or from the best
+evaluation in the event log while there is none.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -22,13 +21,13 @@ from tunesmith.metrics.table import confusion_matrix
 from tunesmith.runs.curves import Curves
 
 KNOWN = ("row", "index", "idx", "split", "label", "prediction", "truncated", "length", "tokens")
-"""Columns with a meaning of their own; the text columns are the others, unless the data summary names them."""
+"""Columns that tunesmith adds; the text columns are the others, unless the data summary names them."""
 PROBABILITY = "prob_"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictedRows:
-    """Labelled rows of one split, in row order.
+    """Labeled examples of one split, in row order.
 
     `labels` and `predicted` are ids into `names`; values in regression; tables of 0 and 1, a column for each name, in
     multilabel tasks.
@@ -158,19 +157,6 @@ def _probabilities(
     return kept if np.isfinite(kept).all() else None
 
 
-NOT_SCORES = (
-    "runtime",
-    "samples_per_second",
-    "steps_per_second",
-    "epoch",
-    "total_flos",
-    "n",
-    "rows",
-    "step",
-    "seconds",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Headline:
     """One score. `low` and `high` are its 95% interval, None where there is none; `n` the rows it rests on; `of` its class."""
@@ -207,12 +193,9 @@ def make_grid(scores: list[Headline]) -> ScoreGrid:
     return ScoreGrid(splits, tuple((n, of, tuple(found.get((n, of, split)) for split in splits)) for n, of in kinds))
 
 
-def headline_scores(metrics: Mapping[str, Any], predictions: PredictedRows | None, curves: Curves) -> list[Headline]:
+def headline_scores(metrics: Mapping[str, Any], curves: Curves) -> list[Headline]:
     """Scores in the order to be read: the test set before validation, the loss last."""
-    found = scores_in_file(metrics)
-    if not found and predictions is not None:
-        found = _from_predictions(predictions)
-    found = found or _from_journal(curves)
+    found = scores_in_file(metrics) or _from_journal(curves)
     return sorted(found, key=lambda score: (split_rank(score.split), score.name == "loss"))
 
 
@@ -222,21 +205,10 @@ def split_rank(split: str) -> int:
 
 
 def scores_in_file(metrics: Mapping[str, Any]) -> list[Headline]:
-    """The scores of a metrics.json, ours or one of another tool. What is not a finite number is left out."""
-    found = []
-    for key, value in metrics.items():
-        if isinstance(value, dict) and "value" not in value:
-            found += [_headline(str(key), str(name), score) for name, score in value.items()]
-        else:
-            split, name = _split_prefix(str(key))
-            found.append(_headline(split, name, value))
-    return [score for score in found if score is not None and score.name not in NOT_SCORES]
-
-
-def _split_prefix(key: str) -> tuple[str, str]:
-    first, _, name = key.partition("_")
-    split = {"eval": "validation", "validation": "validation", "test": "test", "train": "train"}.get(first)
-    return (split, name) if split and name else ("validation", key)
+    """The scores of a metrics.json by split. What is not a finite number is left out."""
+    tables = [(split, table) for split, table in metrics.items() if isinstance(table, dict)]
+    found = [_headline(split, name, score) for split, table in tables for name, score in table.items()]
+    return [score for score in found if score is not None]
 
 
 def _headline(split: str, name: str, score: Any) -> Headline | None:
@@ -253,23 +225,6 @@ def _headline(split: str, name: str, score: Any) -> Headline | None:
 def _number(value: Any) -> float | None:
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if good else None
-
-
-def _from_predictions(predictions: PredictedRows) -> list[Headline]:
-    from tunesmith.metrics.table import make_suite
-
-    if predictions.task is Task.REGRESSION:
-        suite, given = make_suite(Task.REGRESSION), predictions.predicted
-    elif predictions.probabilities is not None:
-        suite, given = make_suite(predictions.task, scores="probabilities"), predictions.probabilities
-    else:
-        rows, share = len(predictions), float(predictions.right.mean())
-        low, high = wilson_limits(share, rows)
-        name = "subset_accuracy" if predictions.task is Task.MULTILABEL else "accuracy"
-        return [Headline(predictions.split, name, share, float(low), float(high), rows)]
-    scores = suite.compute_with_intervals(given, predictions.labels, decisions=predictions.predicted)
-    made = [_headline(predictions.split, name, score.to_json()) for name, score in scores.items()]
-    return [score for score in made if score is not None]
 
 
 def _from_journal(curves: Curves) -> list[Headline]:
@@ -433,9 +388,6 @@ def _name(predictions: PredictedRows, value: Any) -> str:
 MIN_SLICE_ROWS = 10
 SIGNIFICANCE = 0.05
 MAX_LABELS = 10
-MAX_ROWS = 50_000
-"""Rows whose words are compared; a seeded sample of a larger set says the same."""
-_WORD = re.compile(r"\w+", re.UNICODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,12 +404,11 @@ class Slice:
 
 
 def find_slices(predictions: PredictedRows) -> list[Slice]:
-    """Slices by label, length, truncation and word overlap of the pair; those under ten rows are left out."""
+    """Slices by label, length and truncation; those under ten rows are left out."""
     groups = [
         *_by_label(predictions),
         *_by_length(predictions),
         *_by_truncation(predictions),
-        *_by_overlap(predictions),
     ]
     kept = [(group, name, inside) for group, name, inside in groups if inside.sum() >= MIN_SLICE_ROWS]
     limit = SIGNIFICANCE / max(1, len(kept))
@@ -511,21 +462,7 @@ def _by_truncation(predictions: PredictedRows) -> list[RowGroup]:
     return [("truncated", "yes", cut), ("truncated", "no", ~cut)]
 
 
-def _by_overlap(predictions: PredictedRows) -> list[RowGroup]:
-    if len(predictions.texts) != 2 or len(predictions) > MAX_ROWS:
-        return []
-    first, second = predictions.texts.values()
-    shares = np.array([100 * word_overlap(a, b) for a, b in zip(first, second, strict=True)])
-    return _quartiles("word overlap of the pair", shares, "%")
-
-
-def word_overlap(first: str, second: str) -> float:
-    """Shared words over all words of a pair (Jaccard), 0 when both are empty."""
-    a, b = set(_WORD.findall(first.lower())), set(_WORD.findall(second.lower()))
-    return len(a & b) / len(a | b) if a | b else 0.0
-
-
-def _quartiles(group: str, values: NDArray[Any], unit: str = "") -> list[RowGroup]:
+def _quartiles(group: str, values: NDArray[Any]) -> list[RowGroup]:
     """Four parts of about equal size; each is named by its first and last whole number, which no other part has."""
     whole = np.rint(values).astype(np.int64)
     edges = np.unique(np.quantile(whole, [0, 0.25, 0.5, 0.75, 1]).astype(np.int64))
@@ -533,6 +470,6 @@ def _quartiles(group: str, values: NDArray[Any], unit: str = "") -> list[RowGrou
     for low, high in zip(
         [int(edges[0]), *(edges[1:-1] + 1).tolist()], edges[1:].tolist() or edges.tolist(), strict=True
     ):
-        name = f"{low}{unit} to {high}{unit}" if low < high else f"{low}{unit}"
+        name = f"{low} to {high}" if low < high else f"{low}"
         found.append((group, name, (whole >= low) & (whole <= high)))
     return found

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.report.build import Report, tone_and_title
-from tunesmith.report.charts import Chart, make_charts, overlay_charts, reliability_chart, value_charts
+from tunesmith.report.charts import Chart, make_charts, overlay_charts, reliability_chart, value_chart
 from tunesmith.report.predictions import Headline, ScoreGrid, make_grid
 from tunesmith.runs.writing import write_file
 
@@ -55,7 +55,7 @@ def render_report(report: Report, drawn: Charts | None = None) -> str:
             charts=charts,
             more=more,
             reliability=reliability,
-            values=value_charts(*rows.values) if rows and rows.values else [],
+            values=value_chart(*rows.values) if rows and rows.values else None,
             halves=_halves(report),
             tone_and_title=tone_and_title,
             grid=grid,

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from tunesmith.errors import CheckpointError
-from tunesmith.labels import Task
-from tunesmith.report.build import build_report, diagnose_run
+from tunesmith.report.build import build_report
 from tunesmith.report.predictions import (
     PredictedRows,
     count_confusions,
@@ -22,7 +21,6 @@ from tunesmith.report.predictions import (
     find_slices,
     headline_scores,
     make_predictions,
-    word_overlap,
 )
 
 COLUMNS: dict[str, list[Any]] = {
@@ -39,20 +37,6 @@ def predictions(**changes: Any) -> PredictedRows:
     found = make_predictions(COLUMNS | changes, {})
     assert found is not None
     return found
-
-
-def test_unlabelled_rows_are_left_out_and_names_become_ids() -> None:
-    found = predictions()
-    assert found.names == ("no", "yes")
-    assert found.labels.tolist() == [0, 1, 1, 0]
-    assert found.task is Task.BINARY
-    assert list(found.texts) == ["text"]
-
-
-def test_ids_in_the_label_column_are_understood() -> None:
-    found = predictions(label=[0, 1, 1, 0, -1], prediction=[0, 0, 0, 1, 1])
-    assert found.labels.tolist() == [0, 1, 1, 0]
-    assert found.right.tolist() == [True, False, False, False]
 
 
 def test_the_test_split_is_explained_rather_than_the_validation_split() -> None:
@@ -95,14 +79,6 @@ def test_mistakes_come_surest_first() -> None:
         (3, "no", "yes", 0.7),
         (1, "yes", "no", 0.6),
     ]
-
-
-def test_in_regression_the_farthest_off_come_first() -> None:
-    columns = {"text": ["a", "b"], "label": [1.0, 2.0], "prediction": [1.1, 4.0]}
-    found = make_predictions(columns, {"task": "regression"})
-    assert found is not None
-    assert [m.row for m in find_mistakes(found)] == [1, 0]
-    assert count_confusions(found) is None
 
 
 SEVERAL: dict[str, list[Any]] = {
@@ -165,11 +141,6 @@ def test_data_without_a_bad_slice_gives_false_alarms_in_at_most_five_percent_of_
     assert alarms <= 16  # 5% of 200 is 10; 16 is its 97th percentile
 
 
-def test_overlap_counts_shared_words_whatever_their_case() -> None:
-    assert word_overlap("The cat sat", "the CAT ran") == 0.5
-    assert word_overlap("", "") == 0.0
-
-
 def test_scores_come_from_metrics_json_first_with_their_intervals(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     synthetic.make_folder(tmp_path, synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4]))
     score = {"value": 0.81, "low": 0.77, "high": 0.84, "n": 408, "method": "wilson"}
@@ -185,29 +156,15 @@ def test_scores_come_from_metrics_json_first_with_their_intervals(synthetic: Sim
     assert (found[1].low, found[1].n) == (0.77, 408)
 
 
-def test_flat_metrics_of_transformers_are_understood() -> None:
-    from tunesmith.runs.curves import curves_from_events
-
-    flat = {"eval_accuracy": 0.8, "eval_runtime": 1.5, "epoch": 3.0, "test_matthews_correlation": 0.5, "eval_f1": None}
-    found = headline_scores(flat, None, curves_from_events([]))
-    assert [(s.split, s.name) for s in found] == [("test", "matthews_correlation"), ("validation", "accuracy")]
-
-
 def test_without_any_file_the_journal_gives_the_scores_of_the_best_step(synthetic: SimpleNamespace) -> None:
     from tunesmith.runs.curves import curves_from_events
 
     curves = curves_from_events(synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4], accuracy=[0.7, 0.9, 0.8]))
-    found = {s.name: s for s in headline_scores({}, None, curves)}
+    found = {s.name: s for s in headline_scores({}, curves)}
     assert found["accuracy"].value == 0.9
     assert found["accuracy"].low is not None
     assert 0.86 < found["accuracy"].low < 0.9
     assert found["loss"].low is None
-
-
-def test_the_class_shares_of_the_data_summary_reach_the_diagnosis(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    events = synthetic.make_run([0.64, 0.63, 0.62], [0.64, 0.64, 0.64], accuracy=[0.675, 0.675, 0.67])
-    synthetic.make_folder(tmp_path, events)
-    assert diagnose_run(tmp_path)[0].code == "no_signal"
 
 
 def test_a_damaged_file_is_named(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -219,14 +176,6 @@ def test_a_damaged_file_is_named(synthetic: SimpleNamespace, tmp_path: Path) -> 
     (tmp_path / "predictions.parquet").write_bytes(b"no parquet")
     with pytest.raises(CheckpointError, match=r"predictions\.parquet: is not a parquet file"):
         build_report(tmp_path)
-
-
-def test_only_options_that_differ_are_listed_first(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    synthetic.make_folder(tmp_path, synthetic.make_run([0.5], [0.5]))
-    found = dict(build_report(tmp_path).changed)
-    assert found["num_train_epochs"] == "4.0"
-    assert found["learning_rate"] == "5e-05", "given: by default the recipe decides it"
-    assert "seed" not in found
 
 
 def test_parts_by_length_do_not_overlap_and_leave_no_row_out() -> None:
