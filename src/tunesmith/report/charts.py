@@ -1,5 +1,5 @@
 """Charts of the report: a picture in both themes, the values that a pointer or the arrow keys read off it, and words for readers
-who see neither; and the predictions of one split explained: labels, confusions, reliability, distances, mistakes, slices.
+who see neither; and the predictions of one split explained: labels, confusions, reliability, distances, mistakes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ from tunesmith.report.predictions import (
     LabelCount,
     Mistake,
     PredictedRows,
-    Slice,
     count_confusions,
     count_labels,
     find_mistakes,
-    find_slices,
 )
 from tunesmith.runs.curves import Curves, Floats, Series
 
@@ -258,7 +256,6 @@ class Explained:
     values: tuple[Floats, Floats] | None
     """True and predicted values, in regression."""
     mistakes: list[Mistake]
-    slices: list[Slice]
 
 
 def explain_rows(predictions: PredictedRows) -> Explained:
@@ -277,7 +274,6 @@ def explain_rows(predictions: PredictedRows) -> Explained:
         calibration_error=expected_calibration_error(table, labels) if table is not None else None,
         values=values if predictions.task is Task.REGRESSION and len(values[0]) else None,
         mistakes=find_mistakes(predictions),
-        slices=find_slices(predictions) if predictions.names else [],
     )
 
 

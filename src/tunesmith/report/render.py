@@ -38,7 +38,7 @@ def write_report(report: Report, path: Path, charts: Charts | None = None) -> Pa
 
 def report_template() -> Any:
     """The template of the page, compiled once."""
-    return page_template("page.html.j2", score=score_text, percent=_percent, title_of=score_title)
+    return page_template("page.html.j2", score=score_text, title_of=score_title)
 
 
 def render_report(report: Report, drawn: Charts | None = None) -> str:
@@ -110,10 +110,6 @@ def page_template(name: str, **filters: Callable[[Any], str]) -> Any:
     )
     environment.filters |= filters
     return environment.get_template(name)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 def score_text(value: float) -> str:

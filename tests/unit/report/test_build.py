@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tunesmith.errors import CheckpointError
@@ -18,7 +16,6 @@ from tunesmith.report.predictions import (
     count_confusions,
     count_labels,
     find_mistakes,
-    find_slices,
     headline_scores,
     make_predictions,
 )
@@ -33,8 +30,11 @@ COLUMNS: dict[str, list[Any]] = {
 }
 
 
+SUMMARY = {"task": "binary", "labels": ["no", "yes"], "columns": {"text": ["text"], "label": "label"}}
+
+
 def predictions(**changes: Any) -> PredictedRows:
-    found = make_predictions(COLUMNS | changes, {})
+    found = make_predictions(COLUMNS | changes, SUMMARY)
     assert found is not None
     return found
 
@@ -91,7 +91,7 @@ SEVERAL: dict[str, list[Any]] = {
 
 
 def test_several_labels_a_row_are_counted_each_by_itself() -> None:
-    found = make_predictions(SEVERAL, {"task": "multilabel"})
+    found = make_predictions(SEVERAL, {"task": "multilabel", "labels": ["red", "blue"]})
     assert found is not None
     assert found.names == ("red", "blue")
     assert found.right.tolist() == [True, False, False, False]
@@ -101,44 +101,6 @@ def test_several_labels_a_row_are_counted_each_by_itself() -> None:
     mistakes = [(m.label, m.predicted, m.confidence) for m in find_mistakes(found)]
     # row 1 misses blue (sure by 0.9); row 3 misses blue and has red too much (0.7 both); row 2 has blue too much (0.6)
     assert mistakes == [("red, blue", "red", 0.9), ("blue", "red", pytest.approx(0.7)), ("none", "blue", 0.6)]
-    slices = {(s.group, s.name): s.rows for s in find_slices(several_rows(40))}
-    assert slices[("true label", "red")] == 20
-
-
-def several_rows(rows: int) -> PredictedRows:
-    labels = [["red"] if k % 2 else ["blue"] for k in range(rows)]
-    columns = {"text": ["some words"] * rows, "label": labels, "prediction": labels}
-    found = make_predictions(columns, {"task": "multilabel", "labels": ["red", "blue"]})
-    assert found is not None
-    return found
-
-
-def many(accuracy_of_long: float, *, rows: int = 400, seed: int = 0) -> PredictedRows:
-    """Half the rows are long; the others are right 90% of the time."""
-    pick = np.random.default_rng(seed)
-    long = np.arange(rows) % 2 == 0
-    right = pick.random(rows) < np.where(long, accuracy_of_long, 0.9)
-    labels = pick.integers(0, 2, rows)
-    names = ["no", "yes"]
-    return predictions(
-        row=list(range(rows)),
-        text=[" ".join("w" * 1 for _ in range(30 if one else 5)) for one in long],
-        label=[names[k] for k in labels],
-        prediction=[names[k if r else 1 - k] for k, r in zip(labels, right, strict=True)],
-        prob_no=[0.5] * rows,
-        prob_yes=[0.5] * rows,
-    )
-
-
-def test_a_planted_bad_slice_is_found() -> None:
-    found = [s for s in find_slices(many(0.6)) if s.worse]
-    assert [s.group for s in found] == ["words"]
-    assert found[0].rows == 200
-
-
-def test_data_without_a_bad_slice_gives_false_alarms_in_at_most_five_percent_of_cases() -> None:
-    alarms = sum(any(s.worse for s in find_slices(many(0.9, seed=k))) for k in range(200))
-    assert alarms <= 16  # 5% of 200 is 10; 16 is its 97th percentile
 
 
 def test_scores_come_from_metrics_json_first_with_their_intervals(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -176,18 +138,6 @@ def test_a_damaged_file_is_named(synthetic: SimpleNamespace, tmp_path: Path) -> 
     (tmp_path / "predictions.parquet").write_bytes(b"no parquet")
     with pytest.raises(CheckpointError, match=r"predictions\.parquet: is not a parquet file"):
         build_report(tmp_path)
-
-
-def test_parts_by_length_do_not_overlap_and_leave_no_row_out() -> None:
-    rows = 200
-    texts = [" ".join(["w"] * (3 + k % 17)) for k in range(rows)]
-    found = [s for s in find_slices(predictions(
-        row=list(range(rows)), text=texts, label=["no", "yes"] * 100, prediction=["no", "no"] * 100,
-        prob_no=[0.7] * rows, prob_yes=[0.3] * rows,
-    )) if s.group == "words"]  # fmt: skip
-    ends = [tuple(map(int, s.name.split(" to "))) for s in found]
-    assert all(before[1] + 1 == after[0] for before, after in pairwise(ends)), ends
-    assert (ends[0][0], ends[-1][1], sum(s.rows for s in found)) == (3, 19, rows)
 
 
 def test_the_headline_is_the_metric_the_run_was_steered_by(synthetic: SimpleNamespace, tmp_path: Path) -> None:
