@@ -1,4 +1,4 @@
-"""`tunesmith export RUN --to onnx`: the trained model in another format, measured against the original first."""
+"""Convert a trained model to ONNX and compare it with the original."""
 
 from __future__ import annotations
 
@@ -12,18 +12,30 @@ from tunesmith.inference.model_folder import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
+    """Add the flags of this command."""
     add_model_argument(parser)
-    add_flag(parser, "--to", "the format", required=True, choices=FORMATS)
-    add_flag(parser, "--output FOLDER", "default: RUN/export/FORMAT")
-    add_flag(parser, "--max_drop X", "the most of the score that int8 may lose [0.005]", type=float, default=0.005)
-    add_flag(parser, "--min_agreement X", "the least share of labels that int8 keeps [0.99]", type=float, default=0.99)
-    add_flag(parser, "--test_file FILE", "labelled rows to measure on; default: those of the run")
-    add_flag(parser, "--train_file FILE", "training rows for int8, with --test_file")
+    add_flag(parser, "--to", "Format.", required=True, choices=FORMATS)
+    add_flag(parser, "--output FOLDER", "Folder to write. Default: RUN/export/FORMAT.")
+    add_flag(
+        parser,
+        "--max_drop X",
+        "Largest drop of the score that is accepted for int8. Default: 0.005.",
+        type=float,
+        default=0.005,
+    )
+    add_flag(
+        parser,
+        "--min_agreement X",
+        "Smallest share of equal predictions that is accepted for int8. Default: 0.99.",
+        type=float,
+        default=0.99,
+    )
+    add_flag(parser, "--test_file FILE", "Labeled data for the comparison. Default: the data of the run.")
+    add_flag(parser, "--train_file FILE", "Training data to calibrate int8, together with --test_file.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exports, measures, prints the table; gives the exit code."""
+    """Export, compare, print the table and return the exit code."""
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.errors import ConfigError
     from tunesmith.inference.export import Tolerance, export_model_to, rows_of_files, rows_of_run, table_of
