@@ -194,11 +194,6 @@ def test_the_function_equals_the_command(place: Path, command: Outcome, tmp_path
     same(by_function(place, tmp_path / "run"), command)
 
 
-def test_the_trainer_equals_the_command(place: Path, command: Outcome, tmp_path: Path) -> None:
-    # `compute_loss` returns a mean, which is multiplied by its rows before the window's loss is summed: one rounding more.
-    same(by_trainer(place, tmp_path / "trainer"), command, roundings=1)
-
-
 def test_the_command_with_all_speed_ups_gives_the_same_to_rounding(place: Path, tmp_path: Path) -> None:
     """Without dropout: packed rows draw their masks in another shape."""
     root = tmp_path / "still"

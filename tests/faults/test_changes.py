@@ -256,7 +256,6 @@ RESUMED: dict[str, tuple[Change, str]] = {
     ),
     "base model: label order": (other_head, "the labels were|label"),
     "max_seq_length": (option(max_seq_length=8), "max_seq_length was None and is 8"),
-    "pad_to_multiple_of": (option(pad_to_multiple_of=8), "pad_to_multiple_of was"),
     "seed": (option(seed=43), "seed was 42 and is 43"),
     "data_seed": (option(data_seed=1), "data_seed was"),
     "batch size": (option(per_device_train_batch_size=4), "per_device_train_batch_size was 8 and is 4"),

@@ -169,7 +169,7 @@ def test_a_run_killed_while_it_finished_is_finished_by_the_same_command(lab: Lab
 
 def test_resume_names_what_is_missing(lab: Lab, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", str(tmp_path / "nothing")]) == 2
-    assert "there is no such run folder" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert main(["resume", str(tmp_path)]) == 2
     assert "is not a run folder" in capsys.readouterr().err
     run.mkdir()

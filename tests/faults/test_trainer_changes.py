@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peft import get_peft_model
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from transformers import DataCollatorWithPadding, TrainerCallback
 
 from conftest import tiny_bert
@@ -43,21 +43,6 @@ class FromFile(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return dict(json.loads(self.file.read_text())[index])
-
-
-class Random(RegressionDataset):
-    """Rows that differ from one read to the next."""
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return {**super().__getitem__(i), "input_x": np.float32(np.random.normal())}
-
-
-class FileStream(IterableDataset[dict[str, Any]]):
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        yield from json.loads(self.file.read_text())
 
 
 class Pairs(TensorDataset):

@@ -16,11 +16,12 @@ STEPS = 60
 class Uncaptured(Trainer):
     """Its steps run as they are."""
 
-    def _make_engine(self) -> Any:
-        engine = super()._make_engine()
-        assert engine.graphs is not None, "nothing would have been captured"
-        engine.graphs.off = True
-        return engine
+    def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
+        prepared = super()._prepare_for_training(*args, **options)
+        assert self._whole is not None, "steps would not run as a whole"
+        assert self._whole.speedups.graphs is not None, "nothing would have been captured"
+        self._whole.speedups.graphs.off = True
+        return prepared
 
 
 class Plain(Trainer):
@@ -70,6 +71,6 @@ def weights_apart(one: Any, other: Any, but: str = "no name") -> float:
 
 def replayed(trainer: Any) -> int:
     """How many shapes were captured."""
-    graphs = trainer._engine.graphs
+    graphs = trainer._whole.speedups.graphs
     assert len(graphs) == 0, "captured steps outlive the run"
     return 0 if graphs.off else int(graphs._captures)

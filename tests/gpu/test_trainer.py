@@ -9,7 +9,7 @@ from typing import Any
 import gpu_trainer
 import pytest
 import transformers
-from gpu_trainer import STEPS, Plain, Uncaptured, apart, replayed, weights_apart
+from gpu_trainer import STEPS, Uncaptured, apart, replayed, weights_apart
 
 from tunesmith import Trainer
 
@@ -22,7 +22,7 @@ def run(kind: Any, folder: Path, dropout: float, **options: Any) -> Any:
     return gpu_trainer.run(kind, folder, config, **options)
 
 
-@pytest.mark.parametrize(("accumulation", "peer"), [(1, transformers.Trainer), (2, Plain)])
+@pytest.mark.parametrize(("accumulation", "peer"), [(1, transformers.Trainer), (2, transformers.Trainer)])
 def test_float32_steps_are_those_of_the_peer(tmp_path: Path, accumulation: int, peer: Any) -> None:
     ours, theirs = (
         run(kind, tmp_path / kind.__module__, 0.0, gradient_accumulation_steps=accumulation) for kind in (Trainer, peer)
@@ -64,14 +64,14 @@ def test_a_model_made_by_model_init_is_fused_and_captured_on_the_device(tmp_path
         def __init__(self, model: Any, *given: Any, **options: Any) -> None:
             super().__init__(None, *given, model_init=lambda: copy.deepcopy(model), **options)
 
-        def _make_engine(self) -> Any:
-            engine = super()._make_engine()
-            chosen = self._run.speed_ups
-            assert chosen is not None
+        def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
+            prepared = super()._prepare_for_training(*args, **options)
+            assert self._whole is not None
+            chosen = self._whole.speedups
             assert chosen.fused is not None
             assert {t.device.type for t in chosen.fused.copies.values()} == {"cuda"}
-            assert engine.graphs is not None
-            return engine
+            assert chosen.graphs is not None
+            return prepared
 
     given, made = (run(kind, tmp_path / kind.__name__, 0.0, bf16=True) for kind in (Trainer, Initialised))
     losses = [[line["loss"] for line in t.state.log_history if "loss" in line] for t in (given, made)]

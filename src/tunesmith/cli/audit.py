@@ -1,6 +1,6 @@
-"""`tunesmith audit FILE...`: find faults in labelled rows before training on them.
+"""Find duplicates, leaks and label errors in data files before you train. Files are never modified.
 
-Exit code 0: the audit is complete, whatever it found; 3: --strict_data is set and there is a warning, or a file cannot be read.
+Exit code 3: a file cannot be read, or --strict_data is set and there is a warning.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ SPLIT_WORDS = {"train": ("train",), "validation": ("valid", "dev", "val", "eval"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Files by place or by name, and the options that say how they are read."""
-    add_flag(parser, "files FILE", "Rows of train, validation and test, by their names or in this order.", nargs="*")
+    """Add the files, and the options for reading them."""
+    add_flag(
+        parser, "files FILE", "Training, validation and test data, recognized by name or in this order.", nargs="*"
+    )
     add_flag(parser, "--json", "Print JSON.")
     add_flag(
         parser,
         "--labels",
-        "Suspicious labels by: words (TF-IDF), probe (and the frozen model), deep (and k-fold fine-tuning), off. [probe]",
+        "How to find label errors. words: TF-IDF. probe: also the frozen model. deep: also k-fold fine-tuning. Default: probe.",
         choices=("words", "probe", "deep", "off"),
         default="probe",
     )
-    add_flag(parser, "--review_file FILE", "Write suspicious labels to this csv, for `train --labels_file`.")
+    add_flag(parser, "--review_file FILE", "Write suspected label errors to this csv file, for `train --labels_file`.")
     add_config_arguments(parser, ("Data", "Columns and reading", "Tokens and batches", "Model"))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings; gives the exit code."""
+    """Print the findings and return the exit code."""
     if args.files and args.config is None and "train_file" in args.given:
-        raise ConfigError("files are given by place and with --train_file", fix="Give them one way.")
+        raise ConfigError("files are passed both as arguments and with --train_file", fix="Use one of them.")
     args.given |= {f"{split}_file": file for split, file in name_splits(args.files).items()}
     config = config_from_args(args)
     from tunesmith.cli.console import Console, quiet_libraries
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     console = Console()
-    # Whatever is in the files is looked at: what training would refuse is a finding here.
+    # Problems that training would refuse are findings here.
     strict = config.strict_data
     config = replace(
         config, allow_single_label=True, allow_empty_text=True, ignore_mismatched_sizes=True, strict_data=False
@@ -78,15 +80,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{_plural(len(warnings), 'warning')}, {len(result.findings) - len(warnings)} for information")
         if result.review_file:
             print(
-                f"review file: {result.review_file}. Correct its column label, then: tunesmith train --labels_file ..."
+                f"review file: {result.review_file}. Correct its label column, then run: tunesmith train --labels_file ..."
             )
     return 3 if strict and warnings else 0
 
 
 def name_splits(files: list[str]) -> dict[str, str]:
-    """The split of each file: by their names if all of them say it, else in the order train, validation, test."""
+    """Return the split of each file: by name if all names contain one, otherwise in the order train, validation, test."""
     if len(files) > len(SPLITS):
-        raise ConfigError(f"{len(files)} files are given", fix="Give at most three: train, validation, test.")
+        raise ConfigError(f"got {len(files)} files", fix="Pass at most three: train, validation, test.")
     named: dict[str, str] = {}
     for file in files:
         stem = Path(file).name.lower()
@@ -102,7 +104,7 @@ def _says(stem: str, split: str) -> bool:
 
 
 def describe_findings(findings: list[Finding]) -> list[str]:
-    """Severity, code, evidence and advice of each, wrapped to the terminal."""
+    """Return severity, code, evidence and advice of each finding, wrapped to the terminal."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 110) if sys.stdout.isatty() else 10_000
     lines: list[str] = []
     for finding in findings:
@@ -110,7 +112,7 @@ def describe_findings(findings: list[Finding]) -> list[str]:
         lines += textwrap.wrap(f"{mark:<8}{finding.code}: {finding.evidence}", width, subsequent_indent=" " * 10)
         for advice in finding.advice:
             lines += textwrap.wrap(f"- {advice}", width, initial_indent=" " * 8, subsequent_indent=" " * 10)
-    return lines or ["nothing was found"]
+    return lines or ["no findings"]
 
 
 def _plural(count: int, what: str) -> str:

@@ -1,4 +1,4 @@
-"""`tunesmith board [RUNS_DIR]`: watch runs in the browser, compare them, try a model, stop a run."""
+"""Watch runs in the browser, compare them, try a model or stop a run."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ DEFAULT_PORT = 8321
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    add_flag(parser, "runs_dir RUNS_DIR", "folder of run folders [runs]", nargs="?", default="runs")
+    """Add the flags of this command."""
+    add_flag(parser, "runs_dir RUNS_DIR", "Folder that contains run folders. Default: runs.", nargs="?", default="runs")
     add_server_arguments(parser, DEFAULT_PORT)
 
 
 def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
-    """The flags of every command that listens."""
-    add_flag(parser, "--port N", f"port; 0: any free one [{port}]", type=int, default=port)
+    """Add the flags of commands that listen on a port."""
+    add_flag(parser, "--port N", f"Port; 0: any free port. Default: {port}.", type=int, default=port)
     add_flag(
         parser,
         "--host ADDRESS",
-        "address to listen on; with another one, the network can reach it, too (with the token) [127.0.0.1]",
+        "Address to listen on. Other machines can connect if it is not local. Default: 127.0.0.1.",
         default="127.0.0.1",
     )
     add_flag(
         parser,
         "--allow_host NAME",
-        "another name it is reached by, as it stands in the address; may be given several times",
+        "Additional host name to accept, as it appears in the URL. Repeatable.",
         action="append",
         default=[],
     )
-    add_flag(parser, "--new_token", "make a new token; the old one no longer works")
+    add_flag(parser, "--new_token", "Create a new token and revoke the old one.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until it is stopped; gives the exit code."""
+    """Serve until stopped; return the exit code."""
     from tunesmith.inference.board import Board
     from tunesmith.inference.security import load_token
     from tunesmith.inference.server import Listen, serve_forever
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     def ready(address: str) -> None:
         print(
-            f"runs in {args.runs_dir}\n\n  {address}/?token={token}\n\nCtrl-C ends the board; runs continue.",
+            f"runs in {args.runs_dir}\n\n  {address}/?token={token}\n\nPress Ctrl-C to stop the board; runs continue.",
             flush=True,
         )
         warn_network(args.host)
@@ -56,9 +56,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def warn_network(host: str) -> None:
-    """Warns of what listening on the network means."""
+    """Warn if other machines can connect."""
     from tunesmith.inference.server import LOCAL
 
     if host not in LOCAL:
-        words = "the network can reach this port. Anyone who has the token can use it, and it travels unencrypted."
+        words = (
+            "other machines can connect to this port. Anyone who has the token can use it, and it is sent unencrypted."
+        )
         print(f"note: {words}", file=sys.stderr)

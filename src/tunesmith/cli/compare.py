@@ -1,4 +1,4 @@
-"""`tunesmith compare RUN RUN ...`: the options that differ, scores with intervals, and a paired test on the same rows."""
+"""Compare runs: options that differ, scores with intervals, and a paired test on the same examples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    add_flag(parser, "runs RUN", "run folders, 2 to 8; the others are tested against the first", nargs="+")
+    """Add the flags of this command."""
+    add_flag(parser, "runs RUN", "Run folders (2 to 8). Each is tested against the first.", nargs="+")
     add_flag(
-        parser, "--metric NAME", "metric to test; default: that of the best checkpoint, else the first of the task"
+        parser, "--metric NAME", "Metric to test. Default: the metric of the best checkpoint, or the first of the task."
     )
-    add_flag(parser, "--split NAME", "split to test on; default: test where all runs have one, else validation")
-    add_flag(parser, "-o --output FILE", "write one self-contained HTML page, too")
-    add_flag(parser, "--json", "print one JSON object instead of tables")
+    add_flag(parser, "--split NAME", "Split to test on. Default: test if all runs have one, otherwise validation.")
+    add_flag(parser, "-o --output FILE", "Also write a self-contained HTML page.")
+    add_flag(parser, "--json", "Print JSON.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the comparison and writes the page; gives the exit code."""
+    """Print the comparison, write the page and return the exit code."""
     from tunesmith.report.compare import compare_runs
 
     if args.output:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def to_text(comparison: Comparison) -> str:
-    """The comparison as a person reads it in a terminal."""
+    """Return the comparison as text."""
     lines = [f"{run.letter}  {run.path}" for run in comparison.runs]
     letters = [run.letter for run in comparison.runs]
     lines += ["", f"options that differ ({comparison.same_options} are the same):"]

@@ -1,4 +1,4 @@
-"""`tunesmith demo`: trains the embedded model on the embedded sample data, a few minutes on two cores, without a network."""
+"""Train the bundled model on the bundled sample data: a few minutes on two cores, without a network."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ RECIPE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    add_flag(parser, "--output_dir FOLDER", "run folder [runs/demo, or the next free runs/demo-2]")
-    add_flag(parser, "--max_steps N", "stop after this many steps [all]", type=int, default=-1)
-    add_flag(parser, "--disable_tqdm", "plain lines instead of progress bars")
+    """Add the flags of this command."""
+    add_flag(parser, "--output_dir FOLDER", "Run folder. Default: runs/demo, or the next free runs/demo-2.")
+    add_flag(parser, "--max_steps N", "Number of optimizer steps. Default: 5 epochs.", type=int, default=-1)
+    add_flag(parser, "--disable_tqdm", "Print plain lines instead of progress bars.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, prints the scores, and says what to try next; gives the exit code."""
+    """Train, print scores and diagnosis, and suggest the next commands."""
     from tunesmith.cli.train import print_diagnosis, print_scores, train_on_console
 
     config = make_config(args.output_dir, max_steps=args.max_steps, plain=args.disable_tqdm)
@@ -39,14 +39,14 @@ def run(args: argparse.Namespace) -> int:
     test = shlex.quote(str(config.test_file))
     print(f"\nrun folder: {result.run.path}   (open report.html in a browser)\ntry next:")
     print(f'  tunesmith predict {folder} --text "The shop opens at nine." "At nine the shop opens its doors."')
-    print(f"  tunesmith predict {folder} --input {test} --output labelled.csv")
+    print(f"  tunesmith predict {folder} --input {test} --output predictions.csv")
     print(f"  tunesmith report {folder}")
     print("  tunesmith train --train_file your.csv")
     return 0
 
 
 def make_config(output_dir: str | None = None, *, max_steps: int = -1, plain: bool = False) -> RunConfig:
-    """The config of the demo. A finished demo keeps its folder; an unfinished one is resumed."""
+    """Return the config of the demo. A finished demo is kept; an unfinished one is resumed."""
     from tunesmith.config.load import load_config
     from tunesmith.pipeline.identity import free_folder
     from tunesmith.sample import SPLITS, sample_file

@@ -1,4 +1,4 @@
-"""`tunesmith evaluate RUN --test_file x.csv`: scores with 95% intervals of a trained model on labelled rows."""
+"""Score a trained model on labeled data, with 95% intervals."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tunesmith.cli.trained_model import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
+    """Add the flags of this command."""
     add_model_argument(parser)
-    add_flag(parser, "--test_file FILE", "labelled rows: csv, tsv, jsonl, parquet or arrow", required=True)
-    add_flag(parser, "--label_column_name NAME", "column with the labels; default: as in training")
-    add_flag(parser, "--merge_label_variants", "a label in other case or spaces is the model's own")
-    add_flag(parser, "--metric_name NAMES", "metrics, with commas; default: those of the task")
-    add_flag(parser, "--json", "print the scores as JSON")
+    add_flag(parser, "--test_file FILE", "Labeled data: csv, tsv, jsonl, parquet or arrow.", required=True)
+    add_flag(parser, "--label_column_name NAME", "Label column. Default: as in training.")
+    add_flag(parser, "--merge_label_variants", "Accept labels that differ from the model's only in case or spaces.")
+    add_flag(parser, "--metric_name NAMES", "Metrics, separated by commas. Default: by task.")
+    add_flag(parser, "--json", "Print JSON.")
     add_reading_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluates and prints the scores; gives the exit code."""
+    """Print the scores and return the exit code."""
     import numpy as np
 
     from tunesmith.cli.console import Console
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     logits = predict_dataset(predictor, dataset, text, console, max_rows=args.batch_size, what="evaluating")
     scores = suite.compute_with_intervals(logits, np.asarray(dataset["labels"]))
     if next(iter(scores.values())).n == 0:
-        raise DataError("has no labelled row", where=args.test_file)
+        raise DataError("contains no labeled row", where=args.test_file)
     if args.json:
         print(json.dumps({name: score.to_json() for name, score in scores.items()}, indent=1))
         return 0

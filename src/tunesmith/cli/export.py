@@ -1,4 +1,4 @@
-"""`tunesmith export RUN --to onnx`: the trained model in another format, measured against the original first."""
+"""Convert a trained model to ONNX and compare it with the original."""
 
 from __future__ import annotations
 
@@ -14,15 +14,27 @@ from tunesmith.inference.model_folder import FORMATS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     add_model_argument(parser)
-    add_flag(parser, "--to", "format of the export", required=True, choices=FORMATS)
-    add_flag(parser, "--output FOLDER", "default: RUN/export/FORMAT")
-    add_flag(parser, "--max_drop X", "maximum drop of the score with int8 [0.005]", type=float, default=0.005)
-    add_flag(parser, "--min_agreement X", "minimum share of equal labels with int8 [0.99]", type=float, default=0.99)
-    add_flag(parser, "--test_file FILE", "labeled rows to measure on; default: those of the run")
+    add_flag(parser, "--to", "Format.", required=True, choices=FORMATS)
+    add_flag(parser, "--output FOLDER", "Folder to write. Default: RUN/export/FORMAT.")
+    add_flag(
+        parser,
+        "--max_drop X",
+        "Largest drop of the score that is accepted for int8. Default: 0.005.",
+        type=float,
+        default=0.005,
+    )
+    add_flag(
+        parser,
+        "--min_agreement X",
+        "Smallest share of equal predictions that is accepted for int8. Default: 0.99.",
+        type=float,
+        default=0.99,
+    )
+    add_flag(parser, "--test_file FILE", "Labeled data for the comparison. Default: the data of the run.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, measure, print the table, and return the exit code."""
+    """Export, compare, print the table and return the exit code."""
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.errors import ConfigError
     from tunesmith.inference.export import Tolerance, export_model_to, rows_of_file, rows_of_run, table_of

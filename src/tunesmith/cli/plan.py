@@ -1,6 +1,6 @@
-"""`tunesmith plan`: time, memory and disk of a run before it is started, from a few of its real steps on this machine.
+"""Estimate time, memory and disk of a run from a few real steps on this machine.
 
-Takes the options of `tunesmith train`. All conflicts between them are listed at once (exit code 2).
+Accepts the options of `tunesmith train`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ERROR_MARK = "tunesmith-forecast-error: "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All options of a run, and the form of the answer."""
+    """Add all options of a run."""
     add_flag(parser, "--json", "Print JSON.")
     add_config_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the forecast; gives the exit code."""
+    """Print the estimate and return the exit code."""
     config = config_from_args(args)
     found = forecast_run(config)
     print(
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe_forecast(found: Forecast, folder: Path) -> list[str]:
-    """One line for each resource, and a warning if the disk is too small."""
+    """Return one line per resource, and a warning if the disk is too small."""
     parts = {
         "to read, tokenize and load": found.start_seconds + found.once_seconds,
         f"for {found.steps:,} steps": found.step_seconds,
@@ -61,23 +61,23 @@ def describe_forecast(found: Forecast, folder: Path) -> list[str]:
     lines = [
         f"plan: {format_duration(found.seconds)} on {found.device}",
         *(f"  {format_duration(seconds):>10}  {what}" for what, seconds in parts.items()),
-        f"  {format_bytes(found.peak_bytes):>10}  of memory at most",
+        f"  {format_bytes(found.peak_bytes):>10}  of memory at peak",
         f"  {format_bytes(found.disk_bytes):>10}  on disk while it runs; {format_bytes(free)} are free in {there}",
     ]
     if free < found.disk_bytes:
-        lines.append("warning: the disk is too small. Give --output_dir on another one, or --save_total_limit 1.")
+        lines.append("warning: the disk is too small. Set --output_dir to a different disk, or --save_total_limit 1.")
     return lines
 
 
 def forecast_run(config: RunConfig) -> Forecast:
-    """Measures; a short run is measured twice, so that files and kernels are cached as they will be for the run."""
+    """Measure a run. A short run is measured twice, so that files and kernels are cached."""
     refuse_what_is_not_built(config)
     found = _measure(config)
     return _measure(config) if found.is_short else found
 
 
 def _measure(config: RunConfig) -> Forecast:
-    """Measures in a child process, whose memory is that of one run; if it is killed for its memory, that is reported."""
+    """Measure in a child process, so that its peak memory is that of one run."""
     options = {name: _plain(value) for name, value in to_dict(config).items() if value is not None}
     sent = json.dumps({"begun": time.time(), "options": options})
     command = [sys.executable, "-m", "tunesmith.cli.plan"]
@@ -100,8 +100,8 @@ def _plain(value: Any) -> Any:
 
 
 def measure_from_stdin() -> None:
-    """The child: does what `train` does, with few steps; prints the forecast. An error of ours is one marked line on stderr."""
-    out, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
+    """Run a few steps in the child process and print the estimate; a tunesmith error becomes one marked line on stderr."""
+    out, sys.stdout = sys.stdout, sys.stderr  # libraries may print
     asked = json.load(sys.stdin)
     quiet_libraries()
     try:

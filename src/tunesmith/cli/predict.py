@@ -1,6 +1,6 @@
-"""`tunesmith predict RUN --input x.csv --output y.csv`: labels and probabilities for new rows, in input order.
+"""Predict labels and probabilities for new rows, in input order.
 
-Many files (`--input 'big/*.parquet' --output out/`) are written to a folder; the same command resumes an interrupted job.
+For many files, use `--input 'big/*.parquet' --output out/`; the same command resumes an interrupted job.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from tunesmith.cli.trained_model import (
 )
 
 FEW_TEXTS = 64
-"""Texts on the command line that a processor answers, unless --bf16 asks for a GPU."""
+"""Up to this many texts on the command line are predicted on the CPU, unless --bf16 is set."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
+    """Add the flags of this command."""
     add_model_argument(parser)
     add_flag(
         parser,
         "--input FILE",
-        "rows to label: csv, tsv, jsonl, parquet or arrow; a pattern in quotes or a folder for many files (bulk); "
-        "- reads csv (or JSON lines) from stdin",
+        "Data to label: csv, tsv, jsonl, parquet or arrow; a quoted pattern or a folder for many files; "
+        "-: csv or JSON lines from stdin.",
     )
     add_flag(
         parser,
         "--output FILE",
-        "where to write: .csv, .tsv, .jsonl or .parquet; a folder for many files; default, and -: stdout as csv",
+        "File to write (.csv, .tsv, .jsonl or .parquet), or a folder for many files. Default: csv on stdout.",
     )
     add_flag(
         parser,
         "--text TEXT",
-        "classify these texts and print the results; for a model of pairs, two texts are one pair",
+        "Texts to classify. For a pair model, two texts are one pair.",
         nargs="+",
     )
-    add_flag(parser, "--text_pair TEXT", "the second text of each --text", nargs="+")
+    add_flag(parser, "--text_pair TEXT", "Second text for each --text.", nargs="+")
     add_flag(
         parser,
         "--label_column_name NAME",
-        "accepted as in train, and not used: every column is written back; evaluate RUN scores labelled rows",
+        "Ignored; accepted so that train flags can be reused. To score labels, use `tunesmith evaluate`.",
     )
-    add_flag(parser, "--top_k K", "only the K most probable labels, the best first", type=positive)
+    add_flag(parser, "--top_k K", "Print only the K most probable labels.", type=positive)
     add_reading_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predicts and writes the table; gives the exit code."""
+    """Predict, write the table and return the exit code."""
     from tunesmith.errors import ConfigError
     from tunesmith.inference.model_folder import is_graph_folder
     from tunesmith.inference.tables import check_format
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.runs.writing import require_plain
 
     if (args.input is None) == (args.text is None):
-        raise ConfigError("give either --input FILE or --text")
+        raise ConfigError("set either --input FILE or --text")
     raise_on_sigterm()
     if args.output == "-":
         args.output = None
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         require_plain(Path(args.output))
         require_not_of_a_run(Path(args.output))
         if args.input is not None and os.path.realpath(args.output) == os.path.realpath(args.input):
-            raise ConfigError("is the input file", where=args.output, fix="Give another --output.")
+            raise ConfigError("is the input file", where=args.output, fix="Set a different --output.")
     if args.label_column_name is not None:
         note = (
             f"predict does not read the labels; to score them: tunesmith evaluate {args.run} --test_file {args.input}"
@@ -104,12 +104,12 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
     if (wanted == 2) != (pairs is not None) or (pairs is not None and len(pairs) != len(texts)):
         count = f"{len(texts)} text(s) and {len(pairs or ())} second text(s)"
         raise ConfigError(
-            f"this model reads {wanted} text(s) a row, {count} given",
-            fix="Put each text in quotes; give pairs as --text A ... --text_pair B ...",
+            f"this model expects {wanted} text(s) per example, got {count}",
+            fix="Quote each text; pass pairs as --text A ... --text_pair B ...",
         )
     if not args.allow_empty_text and not all(text.strip() for text in (*texts, *(pairs or ()))):
         raise ConfigError("--text is empty", fix="Pass a text, or set --allow_empty_text.")
-    # A GPU takes longer to start than a processor needs for a few rows.
+    # A GPU takes longer to start than a CPU needs for a few texts.
     args.use_cpu = args.use_cpu or (len(texts) <= FEW_TEXTS and not args.bf16)
     predictor = load_predictor(args)
     from tunesmith.inference.tables import predicted_names, sorted_scores
@@ -157,7 +157,7 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
 
 
 def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
-    """Rows of a file for an exported folder: needs no package that the graph does not need."""
+    """Predict a file with an exported model, using only the packages that it needs."""
     from tunesmith.inference.bulk import label_columns, read_whole
     from tunesmith.inference.tables import check_cells
 
@@ -184,7 +184,7 @@ def _write_rows(output: Path | None, columns: dict[str, Any]) -> int:
 
 
 def _source(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The input and the options to read it: a file, or the rows of stdin."""
+    """Return the input (a file, or the rows of stdin) and the options to read it."""
     options = reading_options(args)
     if args.input != "-":
         return Path(args.input), options
@@ -194,7 +194,7 @@ def _source(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def is_bulk(args: argparse.Namespace) -> bool:
-    """Whether many files are asked for: a pattern or a folder as input, or a folder as output."""
+    """Return whether the input is a pattern or folder, or the output a folder."""
     if args.input in (None, "-"):
         return False
     many = any(c in args.input for c in "*?[") or os.path.isdir(args.input) or "://" in args.input

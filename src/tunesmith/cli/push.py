@@ -1,4 +1,4 @@
-"""`tunesmith push RUN user/name`: the model folder and its card on the Hub."""
+"""Upload a trained model and its model card to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Predictor.load(snapshot_download("{repo}")).predict({example})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    add_flag(parser, "run RUN", "run folder with a finished model, or an exported folder")
-    add_flag(parser, "repo REPO", "repository on the Hub: user/name")
-    add_flag(parser, "--private", "make the repository a private one")
-    add_flag(parser, "--revision NAME", "branch to upload to; default: main")
+    """Add the flags of this command."""
+    add_flag(parser, "run RUN", "Run folder with a finished model, or an exported folder.")
+    add_flag(parser, "repo REPO", "Repository on the Hub: user/name.")
+    add_flag(parser, "--private", "Make the repository private.")
+    add_flag(parser, "--revision NAME", "Branch to upload to. Default: main.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Uploads and prints the address; gives the exit code."""
+    """Upload the model and print the URL of the commit."""
     print(push_model(args.run, args.repo, private=args.private, revision=args.revision))
     return 0
 

@@ -1,6 +1,6 @@
-"""`tunesmith search`: looks for better values of some options, by trials. The same command resumes, or joins from elsewhere.
+"""Search for better option values with Optuna. The same command resumes a search or joins it from another process.
 
-Takes the options of `tunesmith train`. Needs `pip install 'tunesmith[search]'`.
+Accepts the options of `tunesmith train`. Needs `pip install 'tunesmith[search]'`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of the search, then all options of a run."""
+    """Add the flags of the search and all options of a run."""
     section = parser.add_argument_group("Search")
-    add_flag(section, "--trials N", "runs in all, over all processes [40]", type=int, default=40)
+    add_flag(section, "--trials N", "Number of trials over all processes. Default: 40.", type=int, default=40)
     add_flag(
         section,
         "--vary NAME=VALUES",
-        "what to vary: learning_rate=1e-5..3e-4, pooling=mean,first. Default: rate, epochs, batch, decay, warmup",
+        "Search space: learning_rate=1e-5..3e-4, pooling=mean,first. Default: learning rate, epochs, batch size, decay, warmup.",
         nargs="+",
         action="extend",
         default=[],
     )
-    add_flag(section, "--sampler", "how values are drawn [tpe]", choices=("tpe", "random"), default="tpe")
+    add_flag(section, "--sampler", "Sampler. Default: tpe.", choices=("tpe", "random"), default="tpe")
     add_flag(
         section,
         "--pruner",
-        "which trials end early [median]",
+        "Pruner that ends trials early. Default: median.",
         choices=("median", "hyperband", "none"),
         default="median",
     )
@@ -44,12 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Searches and prints the best trials; gives the exit code."""
+    """Search, print the best trials and return the exit code."""
     if args.trials < 1:
         raise ConfigError(f"--trials {args.trials} is too small", fix="Use 1 or more.")
     config = config_from_args(args)
     if read_launch().world > 1:
-        raise ConfigError("a search trains on one rank", fix="Start the command once for each device instead.")
+        raise ConfigError(
+            "a search trains in one process", fix="Start the command once per device, without a launcher."
+        )
     from tunesmith.cli.train import with_console
     from tunesmith.tuning.search import SearchPlan, read_space, search_options
 
@@ -59,27 +61,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_search(found: SearchResult) -> None:
-    """The best trials, the best beside the first, and what to do next."""
+    """Print the best trials, the best compared with the first, and the next commands."""
     done = [one for one in found.records if one.state == "complete" and one.value is not None]
     counts = {state: sum(one.state == state for one in found.records) for state in ("complete", "pruned", "failed")}
     print(f"\n{', '.join(f'{n} {state}' for state, n in counts.items())}; {found.seconds:.0f} s")
     for one in sorted(done, key=lambda one: (-(one.value or 0.0), one.number))[:SHOWN]:
-        options = ", ".join(f"{name} {value}" for name, value in one.options.items()) or "as given"
+        options = ", ".join(f"{name} {value}" for name, value in one.options.items()) or "your config"
         print(f"  trial {one.number:<4} {found.metric} {abs(one.value or 0.0):.4f}  {options}")
     if found.verdict is not None:
-        print(f"\nthe best beside trial 0, the config as given (A is trial 0): {found.verdict}")
-        print("the best of many trials was chosen by these rows, so its score is too good: use rows that chose nothing")
+        print(f"\nbest trial (B) vs. your config (A, trial 0): {found.verdict}")
+        print("This score is optimistic because these examples selected the trial. Confirm it on a test set.")
     left = [one.number for one in found.records if one.state == "running"]
     if not found.finished:
-        print(
-            f"\nthe time was up with {len(left)} trial(s) under way; the same command with a larger --time_budget resumes"
-        )
+        print(f"\nthe time budget ended with {len(left)} unfinished trial(s). Resume with a larger --time_budget")
     if found.best is None:
         print("\nno trial was completed")
         return
     folder = shlex.quote(str(found.path))
     print(f"\nfolder: {found.path}   (search.json, trial-{found.best}/model)\nnext:")
-    print(f"  tunesmith evaluate {folder} --test_file labelled.csv   (the best trial)")
+    print(f"  tunesmith evaluate {folder} --test_file labeled.csv   (the best trial)")
     print(f"  tunesmith report {folder}\n  tunesmith board {folder}")
     if found.best:
         print(f"  tunesmith compare {folder}/trial-0 {folder}/trial-{found.best}")

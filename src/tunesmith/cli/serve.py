@@ -1,4 +1,4 @@
-"""`tunesmith serve RUN`: answer requests with the model of a finished run."""
+"""Serve a trained model over HTTP."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    add_flag(parser, "run RUN", "run folder with a finished model, or an exported folder")
+    """Add the flags of this command."""
+    add_flag(parser, "run RUN", "Run folder with a finished model, or an exported folder.")
     add_server_arguments(parser, DEFAULT_PORT)
-    add_flag(parser, "--workers N", "processes that answer at the port [1]", type=positive, default=1)
-    add_flag(parser, "--log_requests", "one JSON line a request on stderr, without texts")
+    add_flag(parser, "--workers N", "Number of worker processes. Default: 1.", type=positive, default=1)
+    add_flag(parser, "--log_requests", "Log one JSON line per request to stderr, without texts.")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What `evaluate` and `predict` share: reading a file and running a trained model on it."""
+"""Shared by `evaluate` and `predict`: read a file and run a trained model on it."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from tunesmith.cli.parser import add_flag
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """The model, as the first argument."""
-    what = "run folder, or any folder with a trained classifier"
+    """Add the model as the first argument."""
+    what = "Run folder, or any folder with a trained classifier."
     add_flag(parser, "run RUN", what)
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags about reading a file and running the model."""
-    columns = "one text column or two, with a comma or a space; default: as in training"
+    """Add flags for reading a file and running the model."""
+    columns = "Text column, or two for text pairs. Default: as in training."
     add_flag(parser, "--text_column_names NAME", columns, nargs="+")
-    add_flag(parser, "--encoding NAME", "text encoding of the file; default: utf-8")
-    add_flag(parser, "--delimiter CHAR", "column separator; default: by file type")
-    add_flag(parser, "--quoting", "quotes in the file; default: csv minimal, tsv none", choices=("minimal", "none"))
-    add_flag(parser, "--sheet_name NAME", "sheet of a spreadsheet; default: the one with a table")
-    add_flag(parser, "--allow_empty_text", "rows with an empty text are fine")
-    add_flag(parser, "--batch_size ROWS", "the most rows of a batch; default: by the device", type=positive)
-    add_flag(parser, "--use_cpu", "do not use a GPU")
-    add_flag(parser, "--bf16", "compute in bf16")
+    add_flag(parser, "--encoding NAME", "Text encoding of the file. Default: utf-8.")
+    add_flag(parser, "--delimiter CHAR", "Column separator. Default: by file type.")
+    add_flag(
+        parser, "--quoting", "How quotes are read. Default: minimal for csv, none for tsv.", choices=("minimal", "none")
+    )
+    add_flag(parser, "--sheet_name NAME", "Sheet of a spreadsheet. Default: the one that contains a table.")
+    add_flag(parser, "--allow_empty_text", "Accept rows with empty text.")
+    add_flag(parser, "--batch_size ROWS", "Maximum number of examples per batch. Default: by device.", type=positive)
+    add_flag(parser, "--use_cpu", "Use the CPU even if there is a GPU.")
+    add_flag(parser, "--bf16", "Compute in bfloat16.")
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse a positive integer."""
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text}")
     return value
 
 

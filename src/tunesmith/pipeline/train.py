@@ -196,7 +196,7 @@ def _make_trackers(run: RunDir, prepared: Prepared) -> list[Callable[[Event], No
     names = [name for name in config.report_to if name != "none"]
     if not names:
         return []
-    from tunesmith.trainer.trackers import TrackerArguments, Trackers, lines_every
+    from tunesmith.pipeline.trackers import TrackerArguments, Trackers, lines_every
 
     known = ("tensorboard", "wandb", "trackio", "mlflow")
     names = [n for n in known if is_installed(n)] if "all" in names else names

@@ -115,6 +115,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     """Set it to True to resume although data, model, tokenizer or arguments changed."""
 
     _packed: PackedCalls | None = None
+    _reported: tuple[str, ...] | None = None
     _run_log: RunLog | None = None
     _run_id: str = ""
     _identity: Identity | None = None
@@ -264,12 +265,14 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         exact = resume_from_checkpoint is not None and not self._is_sharded
         if self.args.save_strategy != "no" and self._identity is None:
             self._identity = self._make_identity()
-        self._packed = self._choose_speedups()
+        self._packed, self._reported = self._choose_speedups(), None
         self._close_whole()
-        if self._why_no_speedups() is None:
-            self._whole = WholeSteps.make(self, Trainer, self._training_rows())
-        notes = (*self._notes, self._describe_speedups())
-        log.info(notes[-1])
+        usable = self._why_no_speedups() is None
+        self._whole = WholeSteps.make(self, Trainer, self._training_rows()) if usable else None
+        notes = self._notes
+        if self.use_speed_ups:
+            notes = (*notes, self._describe_speedups())
+            log.info(notes[-1])
         if self.is_world_process_zero():
             rows = len(self.train_dataset) if has_length(self.train_dataset) else 0
             event: RunStarted | Resumed
@@ -291,9 +294,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return prepared
 
     def _close_whole(self) -> None:
-        whole, self._whole = self._whole, None
-        if whole is not None:
-            whole.close()
+        if self._whole is not None:
+            self._whole.close()
 
     def _restore_position(self, folder: Path, computed: tuple[int, int]) -> tuple[int, int]:
         """Return (epoch, batches to skip) of a checkpoint; an epoch that was complete but not ended is ended first."""
@@ -403,15 +405,16 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _fast(self) -> Iterator[None]:
         """Pack the calls of the model inside this block."""
         if self._packed is None or self._packed.model is not self.model:
-            self._packed = self._choose_speedups()
+            self._packed, self._reported = self._choose_speedups(), None
         packed = self._packed
         if packed is None:
             yield
             return
-        before = packed.on
+        self._reported = packed.on if self._reported is None else self._reported
         with packed.active():
             yield
-        if packed.on != before:
+        if packed.on != self._reported:
+            self._reported = packed.on
             line = self._describe_speedups()
             log.warning(line)
             if self._run_log is not None:

@@ -72,7 +72,7 @@ WRONG = {
     "no header": (
         (*TRAIN, "semicolons.csv"),
         3,
-        "semicolons.csv > named.csv && tunesmith train --model_name_or_path tiny --output_dir never --train_file named.csv",
+        "semicolons.csv:1: the file seems to have no header",
     ),
     "no such model": (
         ("train", "--output_dir", "never", "--train_file", "comments.csv", "--model_name_or_path", "some/modle"),
@@ -97,16 +97,20 @@ WRONG = {
 LIGHT = ("missing column", "one label", "no header", "unreadable run folder")
 """Wrong calls that are answered without torch."""
 LOADED = """
-import os, sys
-from importlib.abc import MetaPathFinder
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from tunesmith.cli.main import main
 
-class Missing(MetaPathFinder):
+class Broken(MetaPathFinder, Loader):
     def find_spec(self, name, path, target=None):
         if name in ("torch", "transformers", "accelerate"):
-            raise ImportError(name)
+            return ModuleSpec(name, self)
 
-sys.meta_path.insert(0, Missing())
+    def exec_module(self, module):
+        raise ImportError(module.__name__)
+
+sys.meta_path.insert(0, Broken())
 sys.exit(main(sys.argv[1:]))
 """
 

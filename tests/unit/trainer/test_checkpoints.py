@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -27,7 +28,7 @@ from trainer_toys import (
     weights_of,
 )
 from tunesmith import Trainer
-from tunesmith.errors import CheckpointError
+from tunesmith.errors import CheckpointError, ResourceError
 from tunesmith.events import Evaluated, Note, RowsEvaluated, StepDone
 from tunesmith.runs.event_log import read_journal
 
@@ -363,3 +364,21 @@ def test_a_second_run_in_the_same_folder_resumes_its_own_checkpoints(tmp_path: P
     again.train(resume_from_checkpoint=True)
     assert recorder.events.count("on_step_end") == 0
     assert again.state.global_step == 5
+
+
+def test_output_folder_with_another_model_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"base model")
+    recorder = Recorder()
+    with pytest.raises(ResourceError, match=r"contains model\.safetensors"):
+        make(tmp_path, callbacks=[recorder]).train()
+    assert "on_train_begin" not in recorder.events
+
+
+def test_save_model_after_training_writes_into_any_folder(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "model.safetensors").write_bytes(b"base model")
+    trainer = make(tmp_path / "run", max_steps=2)
+    trainer.train()
+    trainer.save_model(str(base))
+    assert load_file(base / "model.safetensors").keys() == trainer.model.state_dict().keys()

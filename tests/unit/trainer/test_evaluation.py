@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DataCollatorWithPadding, TrainerCallback
+from transformers import DataCollatorWithPadding
 
 from conftest import tiny_bert
 from trainer_toys import Accuracy, Regression, RegressionDataset, Stream, arguments, arrow, tokenizer
@@ -59,15 +59,6 @@ def test_rows_sorted_by_length_come_back_in_order(tmp_path: Path) -> None:
     assert output.label_ids.tolist() == data["label"]
     single = make(tmp_path, data_collator=DataCollatorWithPadding(tokenizer()), per_device_eval_batch_size=1, **options)
     assert np.allclose(output.predictions, single.predict(data).predictions, atol=1e-5)
-
-
-class Watching(TrainerCallback):
-    def __init__(self, trainer: Any, names: list[Any]) -> None:
-        self.trainer, self.names = trainer, names
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        chosen = self.trainer._run.speed_ups
-        self.names.append(None if chosen is None else chosen.on)
 
 
 def test_a_dict_of_evaluation_sets_gives_each_its_own_keys(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tunesmith.events import EpochStarted, Evaluated, RunEnded, RunStarted, StepDone
-from tunesmith.trainer import trackers
-from tunesmith.trainer.trackers import TrackerArguments, Trackers, lines_every
+from tunesmith.pipeline import trackers
+from tunesmith.pipeline.trackers import TrackerArguments, Trackers, lines_every
 from warm import warm_python
 
 SCRIPT = """
