@@ -272,7 +272,7 @@ def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Repo
     curves = curves or load_curves(folder.path)
     predictions = make_predictions(read_prediction_columns(folder.predictions_file), summary)
     metrics = read_metrics(folder.metrics_file)
-    scores = headline_scores(metrics, predictions, curves)
+    scores = headline_scores(metrics, curves)
     files = [folder.config_file, folder.environment_file, folder.metrics_file, folder.data_summary_file]
     files.append(folder.predictions_file)
     return Report(

@@ -1,5 +1,5 @@
 """Charts of the report: a picture in both themes, the values that a pointer or the arrow keys read off it, and words for readers
-who see neither; and the predictions of one split explained: labels, confusions, reliability, distances, mistakes, slices.
+who see neither; and the predictions of one split explained: labels, confusions, reliability, distances, mistakes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ from tunesmith.report.predictions import (
     LabelCount,
     Mistake,
     PredictedRows,
-    Slice,
     count_confusions,
     count_labels,
     find_mistakes,
-    find_slices,
 )
 from tunesmith.runs.curves import Curves, Floats, Series
 
@@ -122,21 +120,6 @@ def agreement_picture(true: Floats, predicted: Floats) -> Picture:
     return _make_picture(draw)
 
 
-def residual_picture(residuals: Floats) -> Picture:
-    """How many rows are how far off, in bars side by side."""
-
-    def draw(axes: Axes, theme: Theme) -> None:
-        style_axes(axes, theme, title="Rows", x_label="predicted minus true value")
-        bins = min(31, max(5, round(len(residuals) ** 0.5)))
-        axes.hist(residuals, bins=bins, color=theme.side("validation"), rwidth=0.88)
-        axes.axvline(0, color=theme.muted, linewidth=1.3, linestyle=(0, (4, 3)), label="equal")
-        mean = float(residuals.mean())
-        axes.axvline(mean, color=theme.text, linewidth=1.5, label=f"mean {mean:+.2g}")
-        draw_legend(axes, theme)
-
-    return _make_picture(draw)
-
-
 HOVER_POINTS = 3000
 """Runs up to this many steps can be read step by step; of longer ones each bucket's lowest and highest."""
 
@@ -184,15 +167,11 @@ def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
     return replace(chart, data=_data(picture, [("right", _points(step, value))], "confidence"))
 
 
-def value_charts(true: Floats, predicted: Floats) -> list[Chart]:
-    """Predicted against true values, and how far off the predictions are."""
-    off = predicted - true
+def value_chart(true: Floats, predicted: Floats) -> Chart:
+    """Predicted against true values."""
     lie, are = (f"between {v.min():.3g} and {v.max():.3g}" for v in (predicted, true))
     words = f"Predicted values lie {lie}, true ones {are}."
-    spread = f"from {off.min():.3g} to {off.max():.3g}, {off.mean():.3g} on average"
-    agreement = _still("agreement", "Predicted against true", words, agreement_picture(true, predicted))
-    words = f"Predicted minus true value of {len(off)} rows: {spread}."
-    return [agreement, _still("residuals", "Residuals", words, residual_picture(off))]
+    return _still("agreement", "Predicted against true", words, agreement_picture(true, predicted))
 
 
 def _still(key: str, title: str, alt: str, picture: Picture) -> Chart:
@@ -277,7 +256,6 @@ class Explained:
     values: tuple[Floats, Floats] | None
     """True and predicted values, in regression."""
     mistakes: list[Mistake]
-    slices: list[Slice]
 
 
 def explain_rows(predictions: PredictedRows) -> Explained:
@@ -296,7 +274,6 @@ def explain_rows(predictions: PredictedRows) -> Explained:
         calibration_error=expected_calibration_error(table, labels) if table is not None else None,
         values=values if predictions.task is Task.REGRESSION and len(values[0]) else None,
         mistakes=find_mistakes(predictions),
-        slices=find_slices(predictions) if predictions.names else [],
     )
 
 

@@ -146,7 +146,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True)
 class PairTest:
-    """One run against the first. `result` is None if the examples could not be paired; `sentence` contains the reason or the result."""
+    """One run against the first. `result` is None if the examples could not be paired; `sentence` says why, or the result."""
 
     a: str
     b: str
@@ -193,7 +193,7 @@ def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, spli
     for folder in folders:
         verify_results(folder)
     tables = [read_prediction_columns(f.predictions_file) for f in folders]
-    runs = tuple(_compared(k, folders[k], configs[k], summaries[k], tables[k]) for k in range(len(folders)))
+    runs = tuple(_compared(k, folders[k], configs[k], summaries[k]) for k in range(len(folders)))
     differences = _differences(configs)
     found = _test_all(runs, tables, summaries, configs[0], metric, split)
     return Comparison(
@@ -206,18 +206,15 @@ def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, spli
     )
 
 
-def _compared(
-    k: int, folder: RunDir, config: Mapping[str, Any], summary: Mapping[str, Any], table: Mapping[str, Sequence[Any]]
-) -> ComparedRun:
+def _compared(k: int, folder: RunDir, config: Mapping[str, Any], summary: Mapping[str, Any]) -> ComparedRun:
     curves = load_curves(folder.path)
     letter = chr(ord("A") + k)
-    predictions = make_predictions(table, summary)
     return ComparedRun(
         letter=letter,
         name=str(config.get("run_name") or folder.name),
         path=folder.path,
         curves=dataclasses.replace(curves, name=letter),
-        scores=headline_scores(read_metrics(folder.metrics_file), predictions, curves),
+        scores=headline_scores(read_metrics(folder.metrics_file), curves),
         findings=diagnose_with(curves, config, summary, running=is_in_training(folder, curves)),
     )
 
