@@ -29,10 +29,6 @@ class ReliabilityBin:
     accuracy_low: float
     accuracy_high: float
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict."""
-        return asdict(self)
-
 
 def reliability_bins(probabilities: Any, references: Any, *, num_bins: int = 15) -> tuple[ReliabilityBin, ...]:
     """Return the non-empty bins of equal width, lowest confidence first; () without labeled examples."""

@@ -141,7 +141,7 @@ _MOST_BYTES = 64_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowEvidence:
-    """Labelled rows of one evaluation, in input order. `confidence` is that of the predicted class, or of the likeliest of
+    """Labeled examples of one evaluation, in input order. `confidence` is that of the predicted class, or of the likeliest of
     several labels, below zero where the row does not have it; NaN for a value."""
 
     constant: BestConstant
