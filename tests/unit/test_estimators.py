@@ -194,15 +194,6 @@ def test_what_cannot_be_fitted_is_refused_with_the_reason(X: Any, y: Any, messag
         TextClassifier().fit(X, y)
 
 
-def test_a_name_that_is_no_parameter_is_refused_with_the_way_to_give_it() -> None:
-    with pytest.raises(
-        TypeError, match=r"TextClassifier has no parameter 'lerning_rate'\. Did you mean 'learning_rate'"
-    ):
-        TextClassifier(lerning_rate=1e-5)
-    with pytest.raises(TypeError, match=r"TextRegressor has no parameter 'use_cpu'\. .* options=\{'use_cpu': \.\.\.\}"):
-        TextRegressor(use_cpu=True)
-
-
 def test_text_columns_in_another_order_than_in_fit_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": TEXTS, "b": TEXTS[::-1]})
     model = TextClassifier(**settings).fit(frame, NAMES)
@@ -230,13 +221,6 @@ def test_copied_estimator_predicts_the_same(travel: Any, fitted: TextClassifier,
     assert again.classes_.tolist() == fitted.classes_.tolist()
     assert TextClassifier.load(again.save(tmp_path / "saved")).predict(TEXTS[:2]).shape == (2,)
     assert travel(TextClassifier(max_steps=3), tmp_path).get_params()["max_steps"] == 3
-
-
-def test_unsupported_arguments_suggest_existing_options() -> None:
-    with pytest.raises(TypeError, match=r"no parameter 'class_weight'\. Use options=\{'class_weights': \.\.\.\}"):
-        TextClassifier(class_weight="balanced")
-    with pytest.raises(TypeError, match=r"fit doesn't support sample_weight\. Use options=\{'class_weights'"):
-        TextClassifier().fit(TEXTS, NAMES, sample_weight=np.ones(24))
 
 
 @pytest.mark.parametrize("rare", ["good", "bad"])

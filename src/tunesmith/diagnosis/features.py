@@ -222,7 +222,7 @@ def sure_accuracy(rows: RowEvidence, share: float = 0.25) -> float:
 
 
 def plateau(rows: RowEvidence) -> float:
-    """The share of wrong rows among the surest ones, divided by that of all rows: near 1 where confidence says nothing about being
+    """The share of wrong rows among the surest, divided by that of all rows: near 1 where confidence says nothing about being
     right, as with labels replaced at random; near 0 where a task is hard for some rows and easy for others."""
     wrong = float(1 - rows.hits.mean())
     return (1 - sure_accuracy(rows)) / wrong if wrong > 0 else 0.0
