@@ -168,7 +168,7 @@ def make_family(folder: Path, name: str, count: int) -> tuple[Path, Any]:
         ModelFacts(labels, ("text",), "label", 64).write(folder)
     texts = [text for text, _ in sentences(count + 128, 11)]
     answers = Predictor.load(folder, use_cpu=True).probabilities(texts[:count]).argmax(axis=1)
-    return folder, EvidenceRows("generated", [texts[:count]], np.asarray(answers), [texts[count:]])
+    return folder, EvidenceRows("generated", [texts[:count]], np.asarray(answers))
 
 
 if __name__ == "__main__":

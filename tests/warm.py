@@ -129,7 +129,7 @@ def import_all() -> None:
             if not module.name.endswith(("_kernel", "_kernels")):  # those need triton
                 importlib.import_module(module.name)
     render = importlib.import_module("tunesmith.report.render")
-    filters = {"score": render.score_text, "percent": render._percent, "title_of": render.score_title}
+    filters = {"score": render.score_text, "title_of": render.score_title}
     render.page_template("page.html.j2", **filters)
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.metrics.table import load as load_metric
     from tunesmith.metrics.table import make_suite
     from tunesmith.models.files import find_embedded
-    from tunesmith.report.plots import draw_curves, sketch_curves
+    from tunesmith.report.plots import draw_curves
     from tunesmith.runs.curves import Curves, curves_from_events, load_curves
     from tunesmith.sample import sample_file
     from tunesmith.sklearn import TextClassifier, TextRegressor
@@ -90,7 +90,6 @@ __all__ = [
     "sample_file",
     "save_checkpoint",
     "set_seed",
-    "sketch_curves",
     "train_events",
 ]
 
@@ -139,7 +138,6 @@ _HOMES: dict[str, str] = {
     "sample_file": "tunesmith.sample",
     "save_checkpoint": "tunesmith.training.checkpoint",
     "set_seed": "transformers",
-    "sketch_curves": "tunesmith.report.plots",
     "train_events": "tunesmith.training.loop",
 }
 """Public name -> module it lives in (`module:name` where it is called otherwise there).

@@ -1,20 +1,16 @@
-"""`tunesmith.finetune`: a table, texts and labels, a file or a config -> a trained model that predicts; and what a notebook cell
-shows while it trains: a bar, the latest numbers and the loss curves, redrawn in place."""
+"""`tunesmith.finetune`: a table, texts and labels, a file or a config -> a trained model that predicts; and estimators for
+scikit-learn."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 import sys
 import tempfile
-import time
 import warnings
 import weakref
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
-from importlib import import_module
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -25,10 +21,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from tunesmith.config.options import RunConfig, list_options
+from tunesmith.config.options import RunConfig
 from tunesmith.data.in_memory import columns_table, labelled_table, refuse_labels_as_text, text_columns_of
-from tunesmith.errors import ConfigError, did_you_mean, name_the_extra, nearest
-from tunesmith.events import Evaluated, Event, Improved, RunEnded, StepDone
+from tunesmith.errors import ConfigError, name_the_extra
 from tunesmith.files import read_json
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import predicted_names
@@ -38,11 +33,6 @@ from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import RunResult, Watch
 from tunesmith.runs.manifest import MANIFEST, write_sealed
 from tunesmith.runs.writing import write_new
-
-REDRAW_SECONDS = 0.5
-"""A front end that is sent more than this falls behind."""
-WIDTH, HEIGHT = 460, 150
-TRAIN, VALIDATION = "#3b76c4", "#d1702b"
 
 
 def finetune_data(
@@ -84,19 +74,9 @@ def _train(config: RunConfig | None, watch: Watch | None, **given: Any) -> RunRe
     """The run with its progress shown where the code runs."""
     if watch is not None:
         return finetune(config, watch=watch, **given)
-    if in_notebook():
-        view = LiveView()
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="IProgress not found"
-            )  # tqdm, on the first import of transformers
-            try:
-                return finetune(config, watch=view.watch(), **given)
-            finally:
-                view.draw(now=True)
     from tunesmith.cli.console import Console
 
-    console = Console()
+    console = Console(bars=True if in_notebook() else None)
     try:
         return finetune(config, watch=console.watch(), **given)
     finally:
@@ -108,102 +88,6 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
-
-
-class LiveView:
-    """A listener of a run that shows one output and updates it."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._what, self._done, self._total = "reading", 0, 0
-        self._losses: list[tuple[int, float]] = []
-        self._validation: list[tuple[int, float]] = []
-        self._latest = ""
-        self._drawn = 0.0
-        self._steps = 0
-        self._display: Any = None
-        self._watch = Watch(self.say, self.progress, self.plan, [self.on])
-
-    def watch(self) -> Watch:
-        """The hooks that `finetune` takes."""
-        return self._watch
-
-    def say(self, text: str) -> None:
-        """A sentence about the data or the model."""
-        self._lines.append(text)
-        self.draw()
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """How far reading, tokenizing or evaluating is."""
-        self._what, self._done, self._total = what, done, total
-        self.draw()
-
-    def plan(self, num_steps: int, steps_per_epoch: float) -> None:
-        """How many steps the run has."""
-        self._steps = num_steps
-
-    def on(self, event: Event) -> None:
-        """Takes an event in."""
-        if isinstance(event, StepDone):
-            self._what, self._done, self._total = "training", event.step, self._steps
-            if event.loss is not None:
-                last = self._losses[-1][1] if self._losses else event.loss
-                self._losses.append((event.step, 0.9 * last + 0.1 * event.loss))
-        elif isinstance(event, Evaluated) and event.split == "validation":
-            loss = event.metrics.get("loss")
-            if loss is not None:
-                self._validation.append((event.step, loss))
-            shown = [f"{self._watch.title(k)} {v:.4f}" for k, v in event.metrics.items() if v is not None][:4]
-            self._latest = f"epoch {event.epoch:.2f}: validation {', '.join(shown)}"
-        elif isinstance(event, RunEnded):
-            self._what, self._done, self._total = f"{event.reason}: step", event.step, self._steps
-        self.draw(now=isinstance(event, (Evaluated, Improved, RunEnded)))
-
-    def draw(self, *, now: bool = False) -> None:
-        """Shows the present state, at most twice a second."""
-        if not now and time.monotonic() - self._drawn < REDRAW_SECONDS:
-            return
-        self._drawn = time.monotonic()
-        ipython: Any = import_module("IPython.display")  # only ever called inside of IPython
-        page = ipython.HTML(self.html())
-        if self._display is None:
-            self._display = ipython.display(page, display_id=True)
-        else:
-            self._display.update(page)
-
-    def html(self) -> str:
-        """Return the current output."""
-        share = 100 * self._done / self._total if self._total else 0
-        count = f"{self._done:,} of {self._total:,}" if self._total else ""
-        bar = (
-            f"<div style='width:{WIDTH}px;max-width:100%;background:#8883;height:8px;border-radius:4px'>"
-            f"<div style='width:{share:.1f}%;background:{TRAIN};height:8px;border-radius:4px'></div></div>"
-        )
-        said = "".join(f"<div>{escape(line)}</div>" for line in self._lines)
-        notes = f"<details><summary>{len(self._lines)} notes</summary>{said}</details>" if said else ""
-        curve = self._curve() if len(self._losses) > 1 else ""
-        return f"<div>{escape(self._what)} {count}{bar}<div>{escape(self._latest)}</div>{curve}{notes}</div>"
-
-    def _curve(self) -> str:
-        every = max(1, len(self._losses) // 300)
-        train = [*self._losses[::every], self._losses[-1]]
-        top = max(v for _, v in (*train, *self._validation)) or 1.0
-        right = max(self._steps, train[-1][0])
-
-        def place(point: tuple[int, float]) -> tuple[float, float]:
-            return 36 + (WIDTH - 44) * point[0] / right, HEIGHT - 20 - (HEIGHT - 34) * point[1] / top
-
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, train))
-        marks = "".join(
-            f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{VALIDATION}'/>" for x, y in map(place, self._validation)
-        )
-        words = "font-size='11' fill='currentColor'"
-        return (
-            f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' style='width:{WIDTH}px;max-width:100%'>"
-            f"<polyline points='{line}' fill='none' stroke='{TRAIN}' stroke-width='1.5'/>{marks}"
-            f"<text x='0' y='14' {words}>{top:.2f}</text><text x='0' y='{HEIGHT - 20}' {words}>0</text>"
-            f"<text x='36' y='{HEIGHT - 4}' {words}>loss by step: line = training, dots = validation</text></svg>"
-        )
 
 
 @dataclass(frozen=True)
@@ -357,16 +241,6 @@ class _FittedModel:
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
     """Base class. Parameters are options of `tunesmith train`; `options` contains all others."""
 
-    def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Refuse an unknown parameter and suggest the right name; scikit-learn needs a plain `__init__`."""
-        known = cls._get_param_names()
-        for name in given:
-            if name not in known:
-                option = name if name in list_options() else nearest(name, list(list_options()))
-                fix = did_you_mean(name, known) or (f"Use options={{{option!r}: ...}}." if option else "")
-                raise TypeError(f"{cls.__name__} has no parameter {name!r}. {fix}".strip())
-        return object.__new__(cls)
-
     def __init__(
         self,
         model_name_or_path: str | None = None,
@@ -512,16 +386,6 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "_model")
 
 
-_parameters = list(inspect.signature(_TextEstimator.__init__).parameters.values())[1:]
-_TextEstimator.__signature__ = inspect.Signature(_parameters)  # that of __init__: `__new__` would hide it
-
-
-def _refuse(arguments: dict[str, Any]) -> None:
-    for name in arguments:
-        fix = "Use options={'class_weights': 'balanced'} to weight classes." if name == "sample_weight" else ""
-        raise TypeError(f"fit doesn't support {name}. {fix}".strip())
-
-
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     """Fine-tunes an encoder on texts and classes. X: texts or pairs; y: names, ids, lists of labels, or 0/1 columns.
 
@@ -530,9 +394,8 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     >>> TextClassifier(num_train_epochs=2).fit(texts, labels).predict(["new text"])  # doctest: +SKIP
     """
 
-    def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:
+    def fit(self, X: Any, y: Any) -> Self:
         """Train on X and y. With 50 examples or more, a tenth is held out to choose the best step."""
-        _refuse(unsupported)
         targets = as_targets(y)
         self._targets = targets
         self._fit(X, targets.column, label_names=targets.names, do_regression=False)
@@ -580,9 +443,8 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
     """Fine-tunes an encoder on texts and numbers. X: texts or pairs; y: one number per example."""
 
-    def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:
+    def fit(self, X: Any, y: Any) -> Self:
         """Train on X and y. With 50 examples or more, a tenth is held out to choose the best step."""
-        _refuse(unsupported)
         return self._fit(X, as_numbers(y), do_regression=True)
 
     def predict(self, X: Any) -> Any:

@@ -124,13 +124,12 @@ load_checkpoint(folder, state)
     ),
     (
         "Curves and what they mean",
-        "Curves load_curves curves_from_events draw_curves sketch_curves diagnose_curves",
+        "Curves load_curves curves_from_events draw_curves diagnose_curves",
         """
-from tunesmith import Curves, curves_from_events, diagnose_curves, draw_curves, load_curves, sketch_curves
+from tunesmith import Curves, curves_from_events, diagnose_curves, draw_curves, load_curves
 
 curves = load_curves("run")                                   # the run that finetune made above
 assert isinstance(curves, Curves)
-print(sketch_curves(curves))
 draw_curves([curves, curves_from_events(events, name="by hand")]).savefig("curves.png")
 print(diagnose_curves(curves, {"learning_rate": 5e-5})[0])
 """,

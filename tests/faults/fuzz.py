@@ -431,7 +431,6 @@ async def watch_board(folder: Path, rng: random.Random) -> int:
         ("/runs/other", 200),
         ("/runs/run", None),
         ("/runs/run/events", None),
-        ("/runs/run/curves?low=0&high=10", None),
         *rng.choice(
             (
                 (),
@@ -448,7 +447,7 @@ async def watch_board(folder: Path, rng: random.Random) -> int:
         if status >= 500 or wanted not in (None, status) or lost:
             bad = 1
             print(path, status, "the other run is lost" if lost else text[:300])
-    await board.close()
+    board.close()
     board.stop()
     return bad
 

@@ -67,7 +67,7 @@ def _values(chance: random.Random) -> object:
 
 
 def _bad_body(chance: random.Random) -> bytes:
-    names = ["texts", "pairs", "text", "text_pair", "inputs", "top_k", "raw_scores", "truncate", "__class__", "é"]
+    names = ["texts", "pairs", "text", "text_pair", "inputs", "top_k", "truncate", "__class__", "é"]
     kind = chance.randrange(8)
     if kind < 4:
         fields = {chance.choice(names): _values(chance) for _ in range(chance.randint(1, 4))}

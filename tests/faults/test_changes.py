@@ -407,8 +407,9 @@ def test_row_14_a_folder_of_another_program_is_used_with_a_note(
 
 
 def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: RunDir) -> None:
+    from starlette.exceptions import HTTPException
+
     from tunesmith.inference.batcher import LoadedModels
-    from tunesmith.inference.server import BadRequest
 
     models = LoadedModels()
     model = models.get(run)
@@ -422,7 +423,7 @@ def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: Run
     file.write_bytes(whole)
     assert models.get(run).probabilities(["the good film"]).tolist() == before
     shutil.rmtree(run.model)
-    with pytest.raises(BadRequest):
+    with pytest.raises(HTTPException):
         models.get(run)
 
 

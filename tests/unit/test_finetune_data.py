@@ -15,9 +15,7 @@ from tunesmith import finetune
 from tunesmith.data.in_memory import text_columns_of
 from tunesmith.data.read import load_data
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.pipeline.watch import Watch
-from tunesmith.sklearn import LiveView
 
 TEXTS = [text for text, _ in sentences(40)]
 LABELS = ["good" if good else "bad" for _, good in sentences(40)]
@@ -92,33 +90,3 @@ def test_question_about_columns_names_the_options(tmp_path: Path) -> None:
     rows = pd.DataFrame({"text": [t for t, _ in sentences(20)], "queue": list("ab") * 10, "team": list("cd") * 10})
     with pytest.raises(DataError, match="Set for example --text_column_names text --label_column_name queue"):
         finetune(rows, model_name_or_path=str(tiny), watch=Watch())
-
-
-def test_a_notebook_cell_shows_a_bar_and_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = LiveView()
-    monkeypatch.setattr(view, "draw", lambda *, now=False: None)
-    view.plan(4, 2.0)
-    for step in (1, 2):
-        view.on(
-            StepDone(
-                step,
-                step / 2,
-                loss=1.0 / step,
-                grad_norm=1.0,
-                learning_rate=1e-3,
-                examples=8,
-                tokens=9,
-                padded_tokens=9,
-            )
-        )
-    view.watch().positive_name = "fraud"
-    view.on(Evaluated(2, 1.0, "validation", {"loss": 0.4, "accuracy": 0.75, "f1": 0.5}, 4))
-    page = view.html()
-    assert "training 2 of 4" in page
-    assert "width:50.0%" in page
-    assert "<polyline" in page
-    assert "<circle" in page
-    assert "accuracy 0.7500, f1 of &#x27;fraud&#x27; 0.5000" in page
-    view.progress("evaluating validation", 3, 4)
-    view.on(RunEnded(4, "completed"))
-    assert "completed: step 4 of 4" in view.html()

@@ -31,14 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.99,
     )
     add_flag(parser, "--test_file FILE", "Labeled data for the comparison. Default: the data of the run.")
-    add_flag(parser, "--train_file FILE", "Training data to calibrate int8, together with --test_file.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Export, compare, print the table and return the exit code."""
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.errors import ConfigError
-    from tunesmith.inference.export import Tolerance, export_model_to, rows_of_files, rows_of_run, table_of
+    from tunesmith.inference.export import Tolerance, export_model_to, rows_of_file, rows_of_run, table_of
     from tunesmith.inference.model_folder import model_folder_of, read_facts
     from tunesmith.models.files import read_config_file
     from tunesmith.runs.folder import RunDir
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     folder = model_folder_of(args.run).folder
     facts = read_facts(folder, read_config_file(folder))
     if args.test_file is not None:
-        rows = rows_of_files(args.test_file, args.train_file, facts)
+        rows = rows_of_file(args.test_file, facts)
     elif source.config_file.is_file():
         rows = rows_of_run(source, facts)
     else:

@@ -76,7 +76,7 @@ def _print_address(args: argparse.Namespace, address: str) -> None:
         body["pairs"] = ["..."]
     in_environment = bool(os.environ.get("TUNESMITH_SERVE_KEY"))
     key = "$TUNESMITH_SERVE_KEY" if in_environment else f"$(cat {shlex.quote(str(key_file()))})"
-    print(f"{args.run} at {address}/predict, API description at {address}/docs\n")
+    print(f"{args.run} at {address}/predict\n")
     print(f'  curl {address}/predict -H "Authorization: Bearer {key}" \\')
     print(f"    -H 'Content-Type: application/json' -d '{json.dumps(body)}'\n", flush=True)
     warn_network(args.host)

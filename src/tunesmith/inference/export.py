@@ -1,7 +1,7 @@
 """Export of a trained model as an ONNX graph, measured against the original before it is published.
 
-int8 candidates are tried from the fastest to the most accurate: dynamic, per channel, static, then with sensitive layers kept in
-float. The first candidate within the tolerance is published; if there is none, nothing is.
+int8 weights are quantized for each tensor, then for each channel if that is not within the tolerance. If neither is, nothing is
+published.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from tunesmith.data.batches import padding_of
 from tunesmith.data.columns import Columns
 from tunesmith.data.read import read_labelled
 from tunesmith.data.tokenize import make_token_rows
-from tunesmith.data.tokens import pad_rows
 from tunesmith.errors import ConfigError, NumericsError, ResourceError, TunesmithError, short_text
 from tunesmith.inference.model_folder import (
     GRAPH_FILE,
@@ -58,27 +57,19 @@ from tunesmith.runs.writing import disk_error, make_folder, write_new
 MAX_ROWS = 5_000
 """Rows the export is measured on, at most."""
 SPEED_ROWS = 256
-CALIBRATION_ROWS = 256
-CALIBRATION_BATCH = 16
-SENSITIVITY_ROWS = 64
 FLOAT_LIMIT = 1e-4
 SIGNIFICANCE = 0.05
-GROUPS = 8
-FLOAT_GROUPS = (1, 2, 4)
-"""Numbers of matmul groups, out of eight, that stay in float, the most sensitive first."""
 Logits = npt.NDArray[np.float32]
-Feed = list[dict[str, npt.NDArray[Any]]]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class EvidenceRows:
-    """Labeled texts of one split, by column. `calibration` are training texts, to calibrate a quantization."""
+    """Labeled texts of one split, by column."""
 
     split: str
     texts: list[list[str]]
     labels: npt.NDArray[Any]
-    calibration: list[list[str]]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -108,18 +99,9 @@ class Checked:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict for export.json."""
-        return {
-            "name": self.name,
-            "rows": self.rows,
-            "split": self.split,
-            "max_difference": self.max_difference,
-            "agreement": self.agreement,
-            "metric": self.paired.metric,
-            "score": self.score.to_json(),
-            "original_score": self.original.to_json(),
-            "paired": self.paired.to_json(),
-            "refused": self.refused,
-        }
+        scores = {"score": self.score.to_json(), "original_score": self.original.to_json()}
+        plain = {key: value for key, value in vars(self).items() if key not in ("original", "score", "paired")}
+        return {**plain, **scores, "metric": self.paired.metric, "paired": self.paired.to_json()}
 
 
 @dataclass(frozen=True)
@@ -166,8 +148,6 @@ def export_model_to(
     network = predictor.network
     if not isinstance(network, TorchNetwork):
         raise ConfigError("is an exported folder", where=str(path), fix="Pass the run, or its model/ folder.")
-    if to.endswith("int8") and not rows.calibration:
-        raise ConfigError("int8 needs training rows for its calibration, and there are none", fix="Set --train_file.")
     facts = replace(predictor.facts, max_length=network.max_length)
     source = model_folder_of(path).folder
     model = load_model(source, facts.labels).model.eval()
@@ -230,24 +210,16 @@ def _write_graph(job: _Job, facts: GraphFacts, graph: Path) -> list[Checked]:
     job.say("Writing the ONNX graph.")
     write_onnx(job.model, ["input_ids", "attention_mask", *(["token_type_ids"] if facts.has_types else [])], plain)
     tried: list[Checked] = []
-    if not int8:
-        found = logits_of(_graph_network(job, facts, graph), job.rows.texts)
-        tried.append(check_float(job.to, found, original, job.rows, job.facts))
-    else:
+    if int8:
         _strip_shapes(plain)
-        some = [column[:SENSITIVITY_ROWS] for column in job.rows.calibration]
-        before = logits_of(job.network, some)
-
-        def change(quantized: Path) -> float:
-            return float(np.abs(logits_of(_graph_network(job, facts, quantized), some) - before).mean())
-
-        for name, write in quantizations(plain, _calibration_feed(job, facts), change, scratch):
-            write(graph)
-            found = logits_of(_graph_network(job, facts, graph), job.rows.texts)
-            tried.append(check_quantized(name, found, original, job.rows, job.facts, job.may))
-            job.say(f"{name}: {tried[-1].refused or 'accepted'}")
-            if tried[-1].refused is None:
-                break
+    for name, write in QUANTIZATIONS.items() if int8 else [(job.to, None)]:
+        if write is not None:
+            write(plain, graph)
+        found = logits_of(_graph_network(job, facts, graph), job.rows.texts)
+        tried.append(check_candidate(name, found, original, job.rows, job.facts, job.may if int8 else None))
+        job.say(f"{name}: {tried[-1].refused or 'accepted'}")
+        if tried[-1].refused is None:
+            break
     shutil.rmtree(scratch)
     return tried
 
@@ -291,35 +263,23 @@ def rows_of_run(run: RunDir, facts: ModelFacts) -> EvidenceRows:
         bundle = read_run_data(config, {}, lambda what, done, total: None, need_weights=False).bundle
     except ConfigError as error:
         problem = f"the rows of the run cannot be read again ({error.problem})"
-        raise ConfigError(problem, where=str(run.path), fix="Set --test_file, and --train_file for int8.") from None
+        raise ConfigError(problem, where=str(run.path), fix="Set --test_file.") from None
     assert facts.text_columns is not None
     for split in ("test", *(name for name in bundle.splits if name.startswith("validation"))):
         if split in bundle.splits:
             texts, labels = _labeled(bundle.splits[split], facts)
             if len(labels):
-                return EvidenceRows(split, texts, labels, _calibration_texts(bundle.splits["train"], facts))
+                return EvidenceRows(split, texts, labels)
     raise ConfigError("has no labeled test or validation row", where=str(run.path), fix="Set --test_file.")
 
 
-def rows_of_files(test_file: str, train_file: str | None, facts: ModelFacts, **reading: Any) -> EvidenceRows:
-    """Read rows from the given files: for a model folder that is not in its run."""
+def rows_of_file(test_file: str, facts: ModelFacts) -> EvidenceRows:
+    """Read rows from a file: for a model folder that is not in its run."""
     columns = Columns(facts.text_columns or ("text",), facts.label_column or "label", facts.labels.task)
-
-    def read(file: str) -> Any:
-        return read_labelled(Path(file), columns=columns, labels=facts.labels, **reading)
-
-    texts, labels = _labeled(read(test_file), facts)
+    texts, labels = _labeled(read_labelled(Path(test_file), columns=columns, labels=facts.labels), facts)
     if not len(labels):
         raise ConfigError("has no labeled row", where=test_file)
-    calibration = [] if train_file is None else _calibration_texts(read(train_file), facts)
-    return EvidenceRows("test", texts, labels, calibration)
-
-
-def _calibration_texts(dataset: Any, facts: ModelFacts) -> list[list[str]]:
-    """Return rows from all over the data set, because files are often sorted."""
-    rows = np.linspace(0, len(dataset) - 1, min(CALIBRATION_ROWS, len(dataset))).astype(int)
-    some = dataset.select(rows.tolist())
-    return [list(some[name]) for name in facts.text_columns or ("text",)]
+    return EvidenceRows("test", texts, labels)
 
 
 def _labeled(dataset: Any, facts: ModelFacts) -> tuple[list[list[str]], npt.NDArray[Any]]:
@@ -331,18 +291,6 @@ def _labeled(dataset: Any, facts: ModelFacts) -> tuple[list[list[str]], npt.NDAr
     return [list(some[name]) for name in facts.text_columns or ("text",)], labels[rows]
 
 
-def _calibration_feed(job: _Job, facts: GraphFacts) -> Feed:
-    encoder = job.network.encoder
-    rows = make_token_rows(encoder.encode(job.rows.calibration), has_types=facts.has_types).in_windows(encoder.windows)
-    fill = {"input_ids": facts.pad_token_id, "token_type_ids": facts.pad_token_type_id}
-    order = np.argsort(rows.lengths, kind="stable")
-    feed = []
-    for start in range(0, len(order), CALIBRATION_BATCH):
-        some = order[start : start + CALIBRATION_BATCH]
-        feed.append(pad_rows(rows.take(some), int(rows.lengths[some].max()), fill, facts.padding_side))
-    return feed
-
-
 # Comparison with the original
 
 
@@ -352,42 +300,10 @@ def logits_of(network: Network, texts: list[list[str]]) -> Logits:
     return network.logits(rows)
 
 
-def check_float(name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts) -> Checked:
-    """Refuse a float format unless probabilities are equal to 1e-4, and all labels are equal."""
-    checked = _compare(name, found, original, rows, facts)
-    reason = None
-    if not np.isfinite(found).all():
-        reason = "some logits are NaN or inf"
-    elif checked.max_difference > FLOAT_LIMIT:
-        reason = f"probabilities differ by up to {checked.max_difference:.1e}; the limit is {FLOAT_LIMIT:.0e}"
-    elif checked.agreement < 1:
-        reason = f"{(1 - checked.agreement):.2%} of the labels differ"
-    return replace(checked, refused=reason)
-
-
-def check_quantized(
-    name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts, may: Tolerance
+def check_candidate(
+    name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts, may: Tolerance | None
 ) -> Checked:
-    """Refuse int8 outside the tolerance, or with a significant loss in the paired test."""
-    checked = _compare(name, found, original, rows, facts)
-    reason = None
-    if not np.isfinite(found).all():
-        return replace(checked, refused="some logits are NaN or inf")
-    paired = checked.paired
-    if paired.difference is None or paired.p_value is None:
-        return replace(checked, refused=f"{paired.metric} is undefined on these {len(rows)} rows")
-    sign = 1 if make_suite(facts.labels.task).greater_is_better(paired.metric) else -1
-    loss = -sign * paired.difference
-    if loss > may.max_drop:
-        reason = f"{paired.metric} drops by {loss:.4f}; --max_drop is {may.max_drop:g}"
-    elif loss > 0 and paired.p_value < SIGNIFICANCE:
-        reason = f"{paired.metric} drops by {loss:.4f}, which is significant (p = {paired.p_value:.3f})"
-    elif checked.agreement < may.min_agreement and facts.labels.task is not Task.REGRESSION:
-        reason = f"{checked.agreement:.2%} of the labels are equal; --min_agreement is {may.min_agreement:g}"
-    return replace(checked, refused=reason)
-
-
-def _compare(name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts) -> Checked:
+    """Compare logits with those of the original model. `may` is None for float, which must be equal to FLOAT_LIMIT."""
     labels = facts.labels
     ours, theirs = probabilities_of(original, labels.task), probabilities_of(found, labels.task)
     scale = np.maximum(1.0, np.abs(ours)) if labels.task is Task.REGRESSION else 1.0
@@ -395,7 +311,7 @@ def _compare(name: str, found: Logits, original: Logits, rows: EvidenceRows, fac
     suite = make_suite(labels.task, names=facts.metrics, glue_task=None if facts.metrics else facts.glue_task)
     metric = suite.metric_for_best_model
     scored = np.nan_to_num(found)
-    return Checked(
+    checked = Checked(
         name=name,
         rows=len(rows),
         split=rows.split,
@@ -404,8 +320,32 @@ def _compare(name: str, found: Logits, original: Logits, rows: EvidenceRows, fac
         score=suite.compute_with_intervals(scored, rows.labels)[metric],
         original=suite.compute_with_intervals(original, rows.labels)[metric],
         paired=compare_predictions(original, scored, rows.labels, task=labels.task, metric=metric),
-        refused=None,
+        refused="some logits are NaN or inf" if not np.isfinite(found).all() else None,
     )
+    if checked.refused is None:
+        reason = _float_problem(checked) if may is None else _quantized_problem(checked, labels.task, may)
+        checked = replace(checked, refused=reason)
+    return checked
+
+
+def _float_problem(checked: Checked) -> str | None:
+    if checked.max_difference > FLOAT_LIMIT:
+        return f"probabilities differ by up to {checked.max_difference:.1e}; the limit is {FLOAT_LIMIT:.0e}"
+    return f"{(1 - checked.agreement):.2%} of the labels differ" if checked.agreement < 1 else None
+
+
+def _quantized_problem(checked: Checked, task: Task, may: Tolerance) -> str | None:
+    paired = checked.paired
+    if paired.difference is None or paired.p_value is None:
+        return f"{paired.metric} is undefined on these {checked.rows} rows"
+    loss = -paired.difference if make_suite(task).greater_is_better(paired.metric) else paired.difference
+    if loss > may.max_drop:
+        return f"{paired.metric} drops by {loss:.4f}; --max_drop is {may.max_drop:g}"
+    if loss > 0 and paired.p_value < SIGNIFICANCE:
+        return f"{paired.metric} drops by {loss:.4f}, which is significant (p = {paired.p_value:.3f})"
+    if checked.agreement < may.min_agreement and task is not Task.REGRESSION:
+        return f"{checked.agreement:.2%} of the labels are equal; --min_agreement is {may.min_agreement:g}"
+    return None
 
 
 def _decisions(probabilities: npt.NDArray[np.float64], labels: LabelMap) -> npt.NDArray[Any]:
@@ -450,20 +390,6 @@ def table_of(candidates: list[Checked]) -> str:
 # Quantization
 
 
-def quantizations(
-    graph: Path, feed: Feed, change: Callable[[Path], float], scratch: Path
-) -> Iterator[tuple[str, Callable[[Path], None]]]:
-    """Yield (name, function that writes the quantized graph), in the order to try."""
-    yield "dynamic", partial(_quantize_dynamic, graph, per_channel=False)
-    yield "dynamic per channel", partial(_quantize_dynamic, graph, per_channel=True)
-    yield "static", partial(_quantize_static, graph, feed=feed)
-    groups = _sensitive_groups(graph, change, scratch)
-    for count in FLOAT_GROUPS:
-        kept = [name for group in groups[:count] for name in group]
-        write = partial(_quantize_dynamic, graph, per_channel=True, exclude=kept)
-        yield f"dynamic per channel, {len(kept)} matmuls in float", write
-
-
 def _strip_shapes(graph: Path) -> None:
     """Remove stored shapes, which are wrong after the quantizer has transposed weights; they are inferred again."""
     import onnx
@@ -473,10 +399,10 @@ def _strip_shapes(graph: Path) -> None:
     onnx.save(model, str(graph))
 
 
-def _quantize_dynamic(graph: Path, to: Path, *, per_channel: bool, exclude: list[str] | None = None) -> None:
+def _quantize(graph: Path, to: Path, *, per_channel: bool) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with _quiet_root_logger():
+    with _quiet():
         # reduce_range (7-bit weights): CPUs without VNNI add two u8 x s8 products in 16 bits, which 8 bits overflow.
         quantize_dynamic(
             graph,
@@ -485,66 +411,14 @@ def _quantize_dynamic(graph: Path, to: Path, *, per_channel: bool, exclude: list
             per_channel=per_channel,
             reduce_range=True,
             weight_type=QuantType.QInt8,
-            nodes_to_exclude=exclude or [],
         )
 
 
-class _CalibrationReader:
-    """Batches of training rows, in the form that onnxruntime requires."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._left = iter(feed)
-
-    def get_next(self) -> dict[str, npt.NDArray[Any]] | None:
-        return next(self._left, None)
-
-
-def _quantize_static(graph: Path, to: Path, *, feed: Feed) -> None:
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
-
-    with _quiet_root_logger():
-        quantize_static(
-            graph,
-            to,
-            _CalibrationReader(feed),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=["MatMul", "Gemm"],
-            per_channel=True,
-            reduce_range=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            calibrate_method=CalibrationMethod.MinMax,
-            extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
-        )
-
-
-def _sensitive_groups(graph: Path, change: Callable[[Path], float], scratch: Path) -> list[list[str]]:
-    """Return consecutive groups of matmuls; the group whose quantization changes the logits most comes first."""
-    import onnx
-
-    model = onnx.load(str(graph), load_external_data=False)
-    constants = {tensor.name for tensor in model.graph.initializer}
-    matmuls = [
-        node.name for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and set(node.input) & constants
-    ]
-    groups = [list(part) for part in np.array_split(np.array(matmuls, dtype=object), min(GROUPS, len(matmuls)))]
-    found = []
-    for number, group in enumerate(groups):
-        to = scratch / f"group-{number}.onnx"
-        _quantize_dynamic(graph, to, per_channel=True, exclude=[name for name in matmuls if name not in group])
-        found.append((change(to), number))
-        to.unlink()
-    return [groups[number] for _, number in sorted(found, reverse=True)]
-
-
-@contextmanager
-def _quiet_root_logger() -> Iterator[None]:
-    """Silence the tools of onnxruntime, which log through the root logger."""
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
+QUANTIZATIONS: dict[str, Callable[[Path, Path], None]] = {
+    "dynamic": partial(_quantize, per_channel=False),
+    "dynamic per channel": partial(_quantize, per_channel=True),
+}
+"""The int8 candidates, in the order to try."""
 
 
 # Card and requirements
@@ -619,7 +493,7 @@ SAMPLE_SHAPE = (3, 13)
 
 
 def write_onnx(model: Any, input_names: list[str], path: Path) -> None:
-    """Writes the graph of the model's logits. The weights are inside the file below 2 GB."""
+    """Write the graph of the model's logits. The weights are inside the file below 2 GB."""
     try:
         import onnxscript  # noqa: F401
         from transformers.exporters.configs import OnnxConfig
@@ -635,7 +509,7 @@ def write_onnx(model: Any, input_names: list[str], path: Path) -> None:
     inputs["input_ids"] = ids.clamp(max=model.config.vocab_size - 1)
     inputs["attention_mask"] = (torch.arange(length)[None] < torch.tensor([[length], [7], [4]])).long()
     model.eval()
-    with _quiet_export(), torch.no_grad():
+    with _quiet(), torch.no_grad():
         try:
             exporter: Any = OnnxExporter
             program = exporter().export(model, inputs, config=OnnxConfig(dynamic=True))
@@ -646,8 +520,8 @@ def write_onnx(model: Any, input_names: list[str], path: Path) -> None:
 
 
 @contextmanager
-def _quiet_export() -> Iterator[None]:
-    """The exporters print and warn about their own internals."""
+def _quiet() -> Iterator[None]:
+    """Silence the exporters, which print and warn about their internals."""
     logging.disable(logging.WARNING)
     try:
         with (

@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,13 +46,11 @@ Verdict = tuple[str, str]
 _OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
 DIAGNOSIS_SECONDS = 15.0
 """Minimum time between two diagnoses of a run in training."""
-DIAGNOSIS_SHARE = 0.05
-"""Maximum share of one core for the diagnosis of a run in training."""
 POINTS = 900
 """Points per curve: a chart is about 600 pixels wide, and thinning keeps the minimum and maximum of each bucket."""
 log = logging.getLogger(__name__)
 
-MAX_STREAMS = 100
+MAX_STREAMS = 32
 HEARTBEAT_SECONDS = 15.0
 INTERVAL_SECONDS = 0.7
 FOLLOW_SHARE, LONGEST_SECONDS = 0.25, 4.0
@@ -60,8 +58,6 @@ FOLLOW_SHARE, LONGEST_SECONDS = 0.25, 4.0
 lines takes 0.7 s."""
 VERDICT_SECONDS = 0.3
 """Maximum time per update of the list for new diagnoses: 200 runs (5 s of CPU) take half a minute."""
-KEEP_SECONDS = 120.0
-MOST_KEPT = 6
 
 
 def is_running(run: RunDir) -> bool:
@@ -78,40 +74,31 @@ def is_running(run: RunDir) -> bool:
 def stop_run(run: RunDir) -> Holder:
     """Send SIGTERM to the process that trains this run: it saves a checkpoint at the next step and exits with 143."""
     handle = open_lock(run.lock_file)
-    if handle is None:
-        raise ResourceError("the run is not being trained", where=run.name)
     try:
-        holder = noted_holder(handle)
-        if not is_held(handle):
+        if handle is None or not is_held(handle):
             raise ResourceError("the run is not being trained", where=run.name)
+        holder = noted_holder(handle)
         if holder is None or holder.host != socket.gethostname():
             where = f"on {holder.host}" if holder is not None else "by an unknown process"
             fix = "Stop it where it was started."
             raise ResourceError(f"the run is being trained {where}, not on this machine", where=run.name, fix=fix)
-        _terminate(handle, holder, run)
-    finally:
-        os.close(handle)
-    return holder
-
-
-def _terminate(handle: int, holder: Holder, run: RunDir) -> None:
-    """Send the signal through a pidfd, so that a reused process id is never signaled."""
-    if holder.pid <= 1 or holder.pid == os.getpid():
-        raise ResourceError(f"process {holder.pid} cannot be stopped", where=run.name)
-    try:
-        process = os.pidfd_open(holder.pid)
-    except OSError:
-        raise ResourceError("the run is not being trained", where=run.name) from None
-    try:
-        if not _has_open(holder.pid, handle):
-            raise ResourceError(f"process {holder.pid} is in the lock file but does not hold it", where=run.name)
-        signal.pidfd_send_signal(process, signal.SIGTERM)
+        if holder.pid <= 1 or holder.pid == os.getpid():
+            raise ResourceError(f"process {holder.pid} cannot be stopped", where=run.name)
+        process = os.pidfd_open(holder.pid)  # a reused process id is never signaled
+        try:
+            if not _has_open(holder.pid, handle):
+                raise ResourceError(f"process {holder.pid} is in the lock file but does not hold it", where=run.name)
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+        finally:
+            os.close(process)
     except PermissionError:
-        raise ResourceError(f"process {holder.pid} belongs to another user", where=run.name) from None
+        raise ResourceError("the process that trains the run belongs to another user", where=run.name) from None
     except ProcessLookupError:
         raise ResourceError("the run is not being trained", where=run.name) from None
     finally:
-        os.close(process)
+        if handle is not None:
+            os.close(handle)
+    return holder
 
 
 def _has_open(pid: int, handle: int) -> bool:
@@ -142,21 +129,10 @@ class RunRow:
 
     def to_json(self) -> dict[str, Any]:
         """Return the values for the script of the page."""
-        peek = self.peek
-        return {
-            "id": self.id,
-            "name": self.name,
-            "model": self.model,
-            "status": self.status,
-            "step": peek.step,
-            "num_steps": peek.num_steps,
-            "loss": peek.loss,
-            "score": self.score,
-            "spark": spark_points(peek.spark),
-            "updated": self.updated,
-            "problem": self.problem,
-            "verdict": self.verdict,
-        }
+        plain = {name: getattr(self, name) for name in ("id", "name", "model", "status", "score", "updated")}
+        peek = {"step": self.peek.step, "num_steps": self.peek.num_steps, "loss": self.peek.loss}
+        spark = spark_points(self.peek.spark)
+        return {**plain, **peek, "spark": spark, "problem": self.problem, "verdict": self.verdict}
 
 
 class RunIndex:
@@ -164,8 +140,8 @@ class RunIndex:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
-        self._known: dict[tuple[Any, ...], Glance] = {}
-        self._verdicts = Verdicts()
+        self._known: dict[str, tuple[tuple[Any, ...], RunRow]] = {}
+        self._verdicts: dict[str, tuple[tuple[Any, ...], Verdict | None, float]] = {}
         self._lock = threading.Lock()
 
     def find_all(self) -> dict[str, RunDir]:
@@ -208,16 +184,30 @@ class RunIndex:
         except OSError:
             return None
         scored = os.lstat(run.metrics_file).st_mtime_ns if is_plain(run.metrics_file) else 0
-        mark = (key, info.st_ino, info.st_size, info.st_mtime_ns, scored)
-        if mark not in self._known:
-            self._known = {k: v for k, v in self._known.items() if k[0] != key}
-            self._known[mark] = _glance(run)
-        seen = self._known[mark]
-        status = "damaged" if seen.problem else status_of(run, seen.peek.ended, info.st_mtime)
-        verdict = None
-        if not seen.problem and has_no_links(run):
-            verdict = self._verdicts.find(key, run, (mark, status), until=until)
-        return RunRow(key, seen.name, seen.model, status, seen.peek, seen.score, info.st_mtime, seen.problem, verdict)
+        version = (info.st_ino, info.st_size, info.st_mtime_ns, scored)
+        if key not in self._known or self._known[key][0] != version:
+            self._known[key] = (version, _read_row(key, run, info.st_mtime))
+        row = self._known[key][1]
+        if row.problem:
+            return row
+        status = status_of(run, row.peek.ended, info.st_mtime)
+        if not has_no_links(run):
+            return replace(row, status=status)
+        known, verdict, at = self._verdicts.get(key, (None, None, 0.0))
+        now = time.monotonic()
+        pause = DIAGNOSIS_SECONDS if status == "running" else 0.0
+        if known != (version, status) and at + pause <= now < until:
+            verdict = _diagnose(run)
+            self._verdicts[key] = ((version, status), verdict, now)
+        return replace(row, status=status, verdict=verdict)
+
+
+def _diagnose(run: RunDir) -> Verdict | None:
+    try:
+        found = diagnose_run(run)
+    except (TunesmithError, OSError, ValueError):
+        return None
+    return tone_and_title(found[0]) if found else None
 
 
 def run_id(name: str) -> str:
@@ -249,22 +239,12 @@ def has_no_links(run: RunDir) -> bool:
     return not run.model.is_dir() or not any(file.is_symlink() for file in run.model.iterdir())
 
 
-@dataclass(frozen=True, slots=True)
-class Glance:
-    """The values of a row that are read from the files of a run."""
-
-    peek: Peek
-    name: str
-    model: str
-    score: ScoreCell | None
-    problem: str | None
-
-
-def _glance(run: RunDir) -> Glance:
+def _read_row(key: str, run: RunDir, updated: float) -> RunRow:
+    """Return a row whose status is "damaged" if it has a problem, else still unknown."""
     peek = peek_journal(run.journal_file)
-    score: ScoreCell | None = (
-        (f"validation {peek.score[0]}", peek.score[1], None, None) if peek.score is not None else None
-    )
+    score: ScoreCell | None = None
+    if peek.score is not None:
+        score = (f"validation {peek.score[0]}", peek.score[1], None, None)
     problem = peek.problem
     try:
         if os.path.islink(run.metrics_file):  # it could expose any file of this machine
@@ -272,7 +252,7 @@ def _glance(run: RunDir) -> Glance:
         score = _first_score(read_metrics(run.metrics_file)) or score
     except CheckpointError as error:
         problem = problem or f"{run.metrics_file.name} {error.problem}"
-    return Glance(peek, *_names(run), score, problem)
+    return RunRow(key, *_names(run), "damaged" if problem else "", peek, score, updated, problem)
 
 
 def _names(run: RunDir) -> tuple[str, str]:
@@ -318,28 +298,6 @@ def with_title(finding: Finding) -> dict[str, object]:
     unsure = finding.doubt or finding.code == "not_enough_evidence"
     shown = {"numbers": {}, "kind": kind, "title": title + finding.doubt}
     return finding.to_json() | shown | ({"confidence": None} if unsure else {})
-
-
-class Verdicts:
-    """The first finding of each run, cached until its files change."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[Hashable, Verdict | None, float]] = {}
-
-    def find(self, run_id: str, run: RunDir, version: Hashable, *, until: float) -> Verdict | None:
-        """Return the cached verdict; diagnose a run only before `until`, a time of the monotonic clock."""
-        known_version, verdict, not_before = self._known.get(run_id, (None, None, 0.0))
-        now = time.monotonic()
-        if known_version != version and now < until and now >= not_before:
-            try:
-                found = diagnose_run(run)
-                verdict = tone_and_title(found[0]) if found else None
-            except (TunesmithError, OSError, ValueError):
-                verdict = None
-            spent = time.monotonic() - now
-            wait = max(DIAGNOSIS_SECONDS, spent / DIAGNOSIS_SHARE) if run.lock_file.exists() else 0.0
-            self._known[run_id] = (version, verdict, now + wait)
-        return verdict
 
 
 class LiveRun:
@@ -392,8 +350,8 @@ class LiveRun:
                 config, summary = {}, {}
             self.findings = diagnose_with(self.curves, config, summary, running=running)
 
-    def snapshot(self, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-        """Return everything the page draws; with `low` and `high`, the steps between them in full detail."""
+    def snapshot(self) -> dict[str, Any]:
+        """Return everything the page draws."""
         curves = self.curves
         if curves is None:
             return {"status": self.status, "problem": self.problem, "panels": [], "findings": [], "notes": []}
@@ -414,7 +372,7 @@ class LiveRun:
             "resumed_at": list(curves.resumed_at)[-20:],
             "findings": [with_title(f) for f in self.findings],
             "notes": self.notes,
-            "panels": make_panels(curves, low, high),
+            "panels": make_panels(curves),
         }
 
     def _seconds_left(self, curves: Curves) -> float | None:
@@ -428,24 +386,16 @@ class LiveRun:
         return round(left) if np.isfinite(left) else None
 
 
-def make_panels(curves: Curves, low: float | None = None, high: float | None = None) -> list[dict[str, Any]]:
+def make_panels(curves: Curves) -> list[dict[str, Any]]:
     """Return the charts as data: title, and lines with a name, a kind (raw, smooth, points, dashed) and a color."""
     return [
-        {
-            "key": panel.key,
-            "title": panel.title,
-            "lines": [_line(line, low, high) for line in panel.lines if len(line.series)],
-        }
+        {"key": panel.key, "title": panel.title, "lines": [_line(line) for line in panel.lines if len(line.series)]}
         for panel in (*main_panels(curves), *more_panels(curves))
     ]
 
 
-def _line(line: PanelLine, low: float | None, high: float | None) -> dict[str, Any]:
-    series = line.series
-    if low is not None and high is not None:
-        inside = (series.step >= low) & (series.step <= high)
-        series = replace(series, step=series.step[inside], epoch=series.epoch[inside], value=series.value[inside])
-    thin = series.thinned(POINTS)
+def _line(line: PanelLine) -> dict[str, Any]:
+    thin = line.series.thinned(POINTS)
     return {
         "name": line.name,
         "kind": line.kind,
@@ -465,125 +415,46 @@ def _recent(series: Series) -> float:
     return float(np.median(good)) if len(good) else float("nan")
 
 
-class Channel:
-    """The latest message of one source, for any number of watching pages. A slow page only gets the latest message."""
+class Streams:
+    """Streams of Server-Sent Events, one per visible page."""
 
-    def __init__(self, produce: Callable[[], bytes | None]) -> None:
-        self._produce = produce
-        self.message: bytes | None = None
-        self.version = 0
-        self.watchers = 0
-        self.closed = False
-        self.left_at = time.monotonic()
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def watch(self) -> AsyncGenerator[bytes]:
-        """Yield the latest message, then new ones; comments in between keep the connection alive."""
-        self.watchers += 1
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._follow())
-        seen = 0
-        try:
-            yield b"retry: 1000\n\n"
-            while not self.closed:
-                changed = self._changed
-                if self.version > seen and self.message is not None:
-                    seen = self.version
-                    yield self.message
-                    continue
-                try:
-                    await asyncio.wait_for(changed.wait(), HEARTBEAT_SECONDS)
-                except TimeoutError:
-                    yield b": keep-alive\n\n"
-        finally:
-            self.watchers -= 1
-            self.left_at = time.monotonic()
-
-    async def _follow(self) -> None:
-        while self.watchers:
-            began = time.monotonic()
-            try:
-                message = await asyncio.to_thread(self._produce)
-            except Exception:  # a damaged file may be written again
-                log.exception("a run could not be read")
-                message = None
-            spent = time.monotonic() - began
-            if message is not None:
-                self.message, self.version = message, self.version + 1
-                before, self._changed = self._changed, asyncio.Event()
-                before.set()
-            await asyncio.sleep(max(INTERVAL_SECONDS, min(spent / FOLLOW_SHARE, LONGEST_SECONDS)))
-
-    async def close(self) -> None:
-        """Stop following the source and end all its streams."""
-        self.closed = True
-        self._changed.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-
-class Channels:
-    """All channels: the list of runs, and one per watched run."""
-
-    def __init__(self, index: RunIndex) -> None:
-        self.index = index
-        self._rows: list[dict[str, Any]] | None = None
-        self._list = Channel(self._poll_list)
-        self._runs: dict[str, tuple[LiveRun, Channel]] = {}
+    def __init__(self) -> None:
+        self._closed = asyncio.Event()
+        self._watching = 0
 
     @property
     def is_full(self) -> bool:
         """Whether the maximum number of watching pages is reached."""
-        return sum(channel.watchers for channel in self._every()) >= MAX_STREAMS
+        return self._watching >= MAX_STREAMS
 
-    def live(self, run_id: str) -> LiveRun | None:
-        """Return the followed run; None unless a page showed it in the last minutes."""
-        found = self._runs.get(run_id)
-        return found[0] if found else None
+    async def watch(self, produce: Callable[[], bytes | None]) -> AsyncGenerator[bytes]:
+        """Yield every message of `produce`, which returns None if nothing changed; comments keep the connection alive."""
+        self._watching += 1
+        try:
+            yield b"retry: 1000\n\n"
+            sent = time.monotonic()
+            while not self._closed.is_set():
+                began = time.monotonic()
+                message = None
+                try:
+                    message = await asyncio.to_thread(produce)
+                except Exception:  # a damaged file may be written again
+                    log.exception("a run could not be read")
+                now = time.monotonic()
+                if message is None and now - sent > HEARTBEAT_SECONDS:
+                    message = b": keep-alive\n\n"
+                if message is not None:
+                    sent = now
+                    yield message
+                wait = max(INTERVAL_SECONDS, min((now - began) / FOLLOW_SHARE, LONGEST_SECONDS))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closed.wait(), wait)
+        finally:
+            self._watching -= 1
 
-    def stream_list(self) -> AsyncGenerator[bytes]:
-        """Stream messages about the list of runs."""
-        return self._list.watch()
-
-    def stream_run(self, run_id: str) -> AsyncGenerator[bytes]:
-        """Stream messages about one run, which must exist."""
-        return self._channel(run_id).watch()
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """End all streams, so that the server can stop."""
-        for channel in self._every():
-            await channel.close()
-
-    def _every(self) -> list[Channel]:
-        return [self._list, *(channel for _, channel in self._runs.values())]
-
-    def _channel(self, run_id: str) -> Channel:
-        now = time.monotonic()
-        idle = sorted((c.left_at, k) for k, (_, c) in self._runs.items() if not c.watchers)
-        crowd = len(idle) - MOST_KEPT
-        for left_at, key in idle:
-            if now - left_at > KEEP_SECONDS or crowd > 0:
-                del self._runs[key]
-                crowd -= 1
-        if run_id not in self._runs:
-            run = self.index.find(run_id)
-            assert run is not None
-            live = LiveRun(run)
-            self._runs[run_id] = (live, Channel(lambda: _poll_run(live)))
-        return self._runs[run_id][1]
-
-    def _poll_list(self) -> bytes | None:
-        rows = [row.to_json() for row in self.index.rows(seconds=VERDICT_SECONDS)]
-        if rows == self._rows:
-            return None
-        self._rows = rows
-        return encode_message("runs", rows)
-
-
-def _poll_run(live: LiveRun) -> bytes | None:
-    return encode_message("run", live.snapshot()) if live.poll() else None
+        self._closed.set()
 
 
 def encode_message(kind: str, data: Any) -> bytes:

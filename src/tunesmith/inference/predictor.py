@@ -19,10 +19,8 @@ import numpy.typing as npt
 from tunesmith.data.tokenize import (
     ChunkEncoder,
     CutCount,
-    EncodedRow,
     TokenEncoder,
     TruncationCount,
-    make_token_rows,
     require_text_cells,
 )
 from tunesmith.data.tokens import TokenRows, prefetched
@@ -180,16 +178,7 @@ class Predictor:
             rows += len(tokens)
             cut += cuts
         found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
-        return TextPredictions(found, cut.in_split(rows, sides, self.network.max_length), tuple(empty))
-
-    def encode_rows(self, columns: Chunk) -> list[EncodedRow]:
-        """Tokenize one or two columns of texts, for `logits_of`."""
-        self.network.require_segments(len(columns))
-        return self.network.encoder.encode(columns)
-
-    def logits_of(self, rows: Sequence[EncodedRow]) -> npt.NDArray[np.float32]:
-        """Return the logits of encoded rows, in order."""
-        return self._checked_logits(self.network.logits, make_token_rows(rows, has_types=self.network.has_types))
+        return TextPredictions(found, cut.in_split(rows, self.network.max_length), tuple(empty))
 
     def _checked_logits(
         self, predict: Callable[[TokenRows], npt.NDArray[np.float32]], tokens: TokenRows, *, before: int = 0

@@ -45,24 +45,21 @@ _MAX_AGE = 30 * 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who has access. `hosts` are the accepted values of the Host header, `public` the paths without a token."""
+    """Who has access. `hosts` are the accepted values of the Host header."""
 
     token: str
     hosts: frozenset[str]
     cookie: str
     hint: str = BOARD_TOKEN
     """The error message for a client without the token."""
-    public: tuple[str, ...] = ()
 
     @classmethod
-    def for_port(
-        cls, token: str, port: int, names: Iterable[str] = (), *, hint: str = BOARD_TOKEN, public: tuple[str, ...] = ()
-    ) -> Access:
+    def for_port(cls, token: str, port: int, names: Iterable[str] = (), hint: str = BOARD_TOKEN) -> Access:
         """Return the access rules for the local names and `names`, at this port."""
         every = [*LOCAL_NAMES, *(n.lower() for n in names)]
         hosts = {f"{name}:{port}" for name in every} | ({*every} if port == 80 else set())
         # Browsers ignore the port of a cookie, so the name separates two boards on one machine.
-        return cls(token, frozenset(hosts), f"tunesmith-{port}", hint, public)
+        return cls(token, frozenset(hosts), f"tunesmith-{port}", hint)
 
     def knows(self, given: str | None) -> bool:
         """Return whether this is the token, compared in constant time."""
@@ -113,8 +110,6 @@ class Guard:
             )
         if (moved := self._login(scope)) is not None:
             return moved
-        if scope["method"] in READING and scope["path"] in self.access.public:
-            return None
         bearer = headers.get("authorization", "").removeprefix("Bearer ") or None
         if not self.access.knows(bearer) and not self.access.knows(self._cookie(headers)):
             return 401, self.access.hint, {}

@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -41,16 +42,6 @@ ARRIVED_SECONDS = 0.2
 """Time between a signal and the end of listening, in which requests that were already sent are accepted."""
 RETRY_SECONDS = 2
 LOCAL = ("127.0.0.1", "localhost", "::1")
-Handler = Callable[[Request], Awaitable[Response]]
-
-
-class BadRequest(Exception):
-    """An invalid request: the response has this status and a JSON reason."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
 
 
 class Service(Protocol):
@@ -58,8 +49,6 @@ class Service(Protocol):
 
     token_hint: str
     """The error message for a client without the token."""
-    public: tuple[str, ...]
-    """Paths that need no token."""
 
     def routes(self) -> list[Route]:
         """Return all routes."""
@@ -67,7 +56,7 @@ class Service(Protocol):
     def start(self) -> None:
         """Called once before the first request."""
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End streams, so that the server can stop."""
 
     def stop(self) -> None:
@@ -91,10 +80,10 @@ class Listen:
 async def read_json_body(request: Request) -> Any:
     """Return the JSON value in the body, with limits on bytes and seconds whatever the headers say."""
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        raise BadRequest(415, "send application/json")
+        raise HTTPException(415, "send application/json")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise BadRequest(415, "send the body without compression")
-    too_large = BadRequest(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
+        raise HTTPException(415, "send the body without compression")
+    too_large = HTTPException(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes")
     length = request.headers.get("content-length", "")
     if length.isdigit() and (len(length) > 18 or int(length) > MAX_BODY_BYTES):
         raise too_large
@@ -106,38 +95,31 @@ async def read_json_body(request: Request) -> Any:
                 if len(body) > MAX_BODY_BYTES:
                     raise too_large
     except TimeoutError:
-        raise BadRequest(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
+        raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
     except ClientDisconnect:
-        raise BadRequest(400, "the body is incomplete") from None
+        raise HTTPException(400, "the body is incomplete") from None
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:
-        raise BadRequest(422, "the JSON is nested too deeply") from None
+        raise HTTPException(422, "the JSON is nested too deeply") from None
     except ValueError as error:
-        raise BadRequest(422, f"not JSON: {str(error)[:100]}") from None
+        raise HTTPException(422, f"not JSON: {str(error)[:100]}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def json_errors(handler: Handler) -> Handler:
-    """Wrap a handler: refusals and errors of this package become JSON responses."""
-
-    async def respond(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except BadRequest as error:
-            return JSONResponse({"error": error.reason}, error.status)
-        except TunesmithError as error:
-            return JSONResponse({"error": str(error)}, 409)
-
-    return respond
+def retry_later(status: int, reason: str, seconds: int = RETRY_SECONDS) -> HTTPException:
+    """Return an error that asks the client to try again."""
+    return HTTPException(status, reason, {"retry-after": str(seconds)})
 
 
-def retry_later(status: int, reason: str, seconds: int = RETRY_SECONDS) -> Response:
-    """Return a response that asks the client to try again."""
-    return JSONResponse({"error": reason}, status, headers={"retry-after": str(seconds)})
+def _respond_error(request: Request, error: Exception) -> Response:
+    """Return a JSON response for an HTTPException, or for an error of this package."""
+    if isinstance(error, HTTPException):
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    return JSONResponse({"error": str(error)}, 409)
 
 
 # Slow clients
@@ -225,15 +207,10 @@ def make_app(service: Service, access: Access) -> ASGIApp:
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         service.start()
         yield
-        await service.close()
+        service.close()
         service.stop()
 
-    async def plain_error(request: Request, error: Exception) -> Response:
-        status = getattr(error, "status_code", 404)
-        reason = {404: "there is no such page", 405: "this method is not allowed"}[status]
-        return JSONResponse({"error": reason}, status, headers=getattr(error, "headers", None))
-
-    handlers: Any = {404: plain_error, 405: plain_error}
+    handlers: Any = {HTTPException: _respond_error, TunesmithError: _respond_error}
     app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return HeaderDeadline(Guard(app, access))
@@ -248,7 +225,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the streams, then wait for requests in progress."""
-        await self._service.close()
+        self._service.close()
         await asyncio.sleep(ARRIVED_SECONDS)
         await super().shutdown(sockets)
 
@@ -363,7 +340,7 @@ def _access(service: Service, listener: socket.socket, listen: Listen) -> Access
     elif host not in LOCAL:
         names.append(f"[{host}]" if ":" in host else host)
     port = int(listener.getsockname()[1])
-    return Access.for_port(listen.token, port, names, hint=service.token_hint, public=service.public)
+    return Access.for_port(listen.token, port, names, service.token_hint)
 
 
 def _raise_stopped(number: int, frame: object = None) -> None:

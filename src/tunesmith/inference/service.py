@@ -1,47 +1,32 @@
-"""`tunesmith serve`: one finished model over HTTP, with health checks, metrics and a description of its API."""
+"""`tunesmith serve`: one finished model over HTTP, with health checks and metrics."""
 
 from __future__ import annotations
 
-import asyncio
-import html
 import json
 import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tunesmith import __version__
-from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
+from tunesmith.errors import ConfigError, TunesmithError
 from tunesmith.files import read_json
 from tunesmith.inference.batcher import (
     MAX_TEXT_CHARS,
     MAX_TEXTS,
     Batcher,
     LoadedModels,
-    Overloaded,
-    Prediction,
-    Texts,
     model_home,
-    model_version,
     parse_texts,
 )
 from tunesmith.inference.model_folder import FACTS_FILE, read_facts
-from tunesmith.inference.server import (
-    MAX_BODY_BYTES,
-    BadRequest,
-    Handler,
-    json_errors,
-    read_json_body,
-    retry_later,
-)
+from tunesmith.inference.server import MAX_BODY_BYTES, read_json_body
 from tunesmith.models.files import check_seal, read_config_file
 from tunesmith.runs.folder import RunDir
 
@@ -90,7 +75,6 @@ class PredictionService:
     """The handlers of `tunesmith serve`."""
 
     token_hint = "send the key of the service: Authorization: Bearer KEY"
-    public: tuple[str, ...] = ("/docs", "/openapi.json")
 
     def __init__(self, run: RunDir, batcher: Batcher | None = None) -> None:
         self.run = run
@@ -104,27 +88,32 @@ class PredictionService:
         home = model_home(run)
         check_seal(home)
         self._labels = read_facts(home, read_config_file(home)).labels
-        self._checked = model_version(run)
-        self._problem: str | None = None
 
     def routes(self) -> list[Route]:
         """Return all routes of the service."""
-        handlers: dict[str, Handler] = {
+        reading = {
             "/health": self._health,
             "/ready": self._ready,
             "/info": self._info,
             "/metrics": self._metrics,
-            "/openapi.json": self._openapi,
-            "/docs": self._docs,
         }
-        routes = [Route(path, self._counted(path, handler), methods=["GET"]) for path, handler in handlers.items()]
-        return [*routes, Route("/predict", self._counted("/predict", self._predict), methods=["POST"])]
+        return [
+            *(Route(path, handler) for path, handler in reading.items()),
+            Route("/predict", self._predict, methods=["POST"]),
+        ]
 
     def start(self) -> None:
         """Load the model in the background; /ready returns 503 until then."""
-        threading.Thread(target=self._load_and_log, name="tunesmith-load", daemon=True).start()
 
-    async def close(self) -> None:
+        def load() -> None:
+            try:
+                self.load()
+            except (TunesmithError, HTTPException) as error:
+                log.error(json.dumps({"event": "load", "problem": str(error)}))
+
+        threading.Thread(target=load, name="tunesmith-load", daemon=True).start()
+
+    def close(self) -> None:
         """Do nothing: there are no streams."""
 
     def stop(self) -> None:
@@ -136,12 +125,6 @@ class PredictionService:
         self.batcher.models.get(self.run)
         self.ready = True
 
-    def _load_and_log(self) -> None:
-        try:
-            self.load()
-        except (TunesmithError, BadRequest) as error:
-            log.error(json.dumps({"event": "load", "problem": str(error)}))
-
     def _reloaded(self, problem: str | None) -> None:
         if problem is None:
             self.metrics.reloads.inc()
@@ -149,31 +132,7 @@ class PredictionService:
             self._labels = read_facts(home, read_config_file(home)).labels
         log.info(json.dumps({"event": "reload", "problem": problem}))
 
-    def _counted(self, path: str, handler: Handler) -> Handler:
-        """Wrap a handler: count and log route, status and time, but never a text."""
-        inner = json_errors(handler)
-
-        async def respond(request: Request) -> Response:
-            start = time.perf_counter()
-            response = await inner(request)
-            seconds = time.perf_counter() - start
-            rows = int(getattr(request.state, "rows", 0))
-            self.metrics.requests.labels(path, str(response.status_code)).inc()
-            self.metrics.waiting.set(self.batcher.waiting)
-            if path == "/predict":
-                if response.status_code == 200:
-                    self.metrics.seconds.observe(seconds)
-                    self.metrics.rows.inc(rows)
-                line = {"event": "request", "route": path, "status": response.status_code, "rows": rows}
-                log.info(json.dumps({**line, "ms": round(1000 * seconds, 1)}))
-            return response
-
-        return respond
-
     async def _health(self, request: Request) -> Response:
-        problem = await asyncio.to_thread(self._find_problem)
-        if problem is not None:
-            return JSONResponse({"run": self.run.name, "error": problem}, 503)
         return JSONResponse({"run": self.run.name, **(model_summary(self.run) or {})})
 
     async def _ready(self, request: Request) -> Response:
@@ -190,42 +149,31 @@ class PredictionService:
         return JSONResponse({**about, **limits, "version": __version__, "id2label": ids})
 
     async def _metrics(self, request: Request) -> Response:
+        self.metrics.waiting.set(self.batcher.waiting)
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(api_description())
-
-    async def _docs(self, request: Request) -> Response:
-        return HTMLResponse(_docs_page())
-
-    def _find_problem(self) -> str | None:
-        """Return why the model on disk cannot be used. Only files that changed since the last call are hashed."""
-        version = model_version(self.run)
-        if version != self._checked:
-            self._checked, self._problem = version, None
-            if not version:
-                self._problem = "model/ is missing"
-            elif model_summary(self.run) is None:
-                self._problem = f"model/{FACTS_FILE} cannot be read"
-            else:
-                try:
-                    check_seal(model_home(self.run))
-                except (CheckpointError, OSError) as error:
-                    self._problem = error.line() if isinstance(error, CheckpointError) else str(error.strerror)
-        return self._problem
-
     async def _predict(self, request: Request) -> Response:
-        wanted = parse_request(await read_json_body(request))
-        request.state.rows = len(wanted.given.texts)
+        start, status, rows = time.perf_counter(), 500, 0
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                found = await self.batcher.classify(self.run, wanted.given)
-        except Overloaded as error:
-            return retry_later(429, "too many requests are waiting", error.seconds)
-        except TimeoutError:
-            return retry_later(503, f"no answer within {ANSWER_SECONDS:.0f} seconds")
-        self.ready = True
-        return JSONResponse({"results": [_to_json(one, wanted) for one in found]})
+            given = parse_texts(await read_json_body(request))
+            rows = len(given.texts)
+            response = await self.batcher.respond(self.run, given, ANSWER_SECONDS)
+            status, self.ready = 200, True
+            return response
+        except HTTPException as error:
+            status = error.status_code
+            raise
+        finally:
+            self._count(status, rows, time.perf_counter() - start)
+
+    def _count(self, status: int, rows: int, seconds: float) -> None:
+        """Count and log status and time, but never a text."""
+        self.metrics.requests.labels("/predict", str(status)).inc()
+        if status == 200:
+            self.metrics.seconds.observe(seconds)
+            self.metrics.rows.inc(rows)
+        line = {"event": "request", "route": "/predict", "status": status, "rows": rows, "ms": round(1000 * seconds, 1)}
+        log.info(json.dumps(line))
 
 
 def model_summary(run: RunDir) -> dict[str, Any] | None:
@@ -236,63 +184,3 @@ def model_summary(run: RunDir) -> dict[str, Any] | None:
         return {"columns": [str(c) for c in columns][:2], "labels": [str(n) for n in data["labels"]["names"]]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-# The body of POST /predict
-
-
-@dataclass(frozen=True, slots=True)
-class PredictRequest:
-    """Texts to classify and the form of the response."""
-
-    given: Texts
-    top_k: int | None = None
-    raw_scores: bool = False
-
-
-def parse_request(data: Any) -> PredictRequest:
-    """Check a JSON body; raise a BadRequest with the expected form."""
-    if isinstance(data, dict) and "text" in data and "texts" not in data:
-        pair = {} if data.get("text_pair") is None else {"pairs": [data["text_pair"]]}
-        rest = {name: value for name, value in data.items() if name not in ("text", "text_pair")}
-        data = {**rest, "texts": [data["text"]], **pair}
-    if not isinstance(data, dict) or not {"texts"} <= data.keys() <= {"texts", "pairs", "top_k", "raw_scores"}:
-        form = 'send {"texts": ["..."]}, and "pairs": ["..."] for a model of text pairs'
-        raise BadRequest(422, f'{form}; "top_k" and "raw_scores" are optional')
-    given = parse_texts({name: data[name] for name in ("texts", "pairs") if name in data})
-    top_k, raw_scores = data.get("top_k"), data.get("raw_scores", False)
-    if isinstance(top_k, float) and top_k.is_integer():  # JSON does not distinguish 3.0 from 3
-        top_k = int(top_k)
-    if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
-        raise BadRequest(422, '"top_k" must be a positive integer')
-    if not isinstance(raw_scores, bool):
-        raise BadRequest(422, '"raw_scores" must be true or false')
-    return PredictRequest(given, top_k, raw_scores)
-
-
-def _to_json(one: Prediction, wanted: PredictRequest) -> dict[str, Any]:
-    scores = one.logits if wanted.raw_scores else one.probabilities
-    best = sorted(scores.items(), key=lambda pair: -pair[1])[: wanted.top_k]
-    return {"label": one.label, "scores": [list(pair) for pair in best]}
-
-
-@cache
-def api_description() -> dict[str, Any]:
-    """Return the OpenAPI document."""
-    found: dict[str, Any] = json.loads((files("tunesmith.inference") / "assets" / "openapi.json").read_bytes())
-    found["info"]["version"] = __version__
-    return found
-
-
-def _docs_page() -> str:
-    """Return the API description as an HTML page without scripts."""
-    rows = "".join(
-        f"<h2><code>{method.upper()} {path}</code></h2><p>{html.escape(about['summary'])}</p>"
-        for path, methods in api_description()["paths"].items()
-        for method, about in methods.items()
-    )
-    text = html.escape(json.dumps(api_description(), indent=1))
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>tunesmith serve</title><h1>tunesmith serve</h1>'
-        f"{rows}<h2>openapi.json</h2><pre>{text}</pre></html>"
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Limits = tuple[float, float]
+Z = NormalDist().inv_cdf(0.975)
 
 
 def mean_ranks(values: Array) -> Array:
@@ -61,23 +63,16 @@ class Score:
         return cls(**data)
 
 
-def normal_quantile(confidence: float) -> float:
-    """Two-sided: 1.96 for 0.95."""
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(0.5 + confidence / 2)
-
-
-def t_quantile(confidence: float, degrees: int) -> float:
-    """Two-sided quantile of Student's t."""
+def t_quantile(degrees: int) -> float:
+    """Two-sided 95% quantile of Student's t."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(degrees, 0.5 + confidence / 2))
+    return float(stdtrit(degrees, 0.975))
 
 
-def wilson_limits(share: Array | float, n: Array | float, confidence: float = 0.95) -> tuple[Array, Array]:
+def wilson_limits(share: Array | float, n: Array | float) -> tuple[Array, Array]:
     """Wilson's interval for a proportion, elementwise; [0, 1] where n is 0."""
-    z = normal_quantile(confidence)
+    z = Z
     share, n = np.asarray(share, np.float64), np.asarray(n, np.float64)
     safe = np.where(n > 0, n, 1.0)
     centre = (share + z**2 / (2 * safe)) / (1 + z**2 / safe)
@@ -89,17 +84,17 @@ def wilson_limits(share: Array | float, n: Array | float, confidence: float = 0.
     return np.where(n > 0, low, 0.0), np.where(n > 0, high, 1.0)
 
 
-def wilson_pair(share: float, n: float, confidence: float = 0.95) -> Limits:
+def wilson_pair(share: float, n: float) -> Limits:
     """Wilson's interval for one proportion."""
-    low, high = wilson_limits(share, n, confidence)
+    low, high = wilson_limits(share, n)
     return float(low), float(high)
 
 
-def f1_limits(counts: Array, confidence: float = 0.95) -> tuple[Array, Array]:
+def f1_limits(counts: Array) -> tuple[Array, Array]:
     """Interval for the F1 of each class: Wilson's for TP / (TP+FP+FN), carried over by F1 = 2J / (1+J)."""
     hits = np.diagonal(counts)
     trials = counts.sum(0) + counts.sum(1) - hits
-    low, high = wilson_limits(np.where(trials > 0, hits / np.maximum(trials, 1), 0.0), trials, confidence)
+    low, high = wilson_limits(np.where(trials > 0, hits / np.maximum(trials, 1), 0.0), trials)
     return 2 * low / (1 + low), 2 * high / (1 + high)
 
 
@@ -118,21 +113,19 @@ def combine_limits(values: Array, low: Array, high: Array, correlation: Array | 
     return max(centre - width, 0.0), min(centre + width, 1.0)
 
 
-def effective_limits(value: float, variance: float, *, rows: float, confidence: float = 0.95) -> Limits:
+def effective_limits(value: float, variance: float, *, rows: float) -> Limits:
     """Wilson's interval at the n whose binomial variance is `variance`; at 0 or 1, where that says nothing, at `rows`."""
     inside = 1e-12 < value < 1 - 1e-12 and variance > 0
-    return wilson_pair(value, value * (1 - value) / variance if inside else rows, confidence)
+    return wilson_pair(value, value * (1 - value) / variance if inside else rows)
 
 
-def designed_limits(
-    design: tuple[float, float], value: float, n: float, *, floor: float, confidence: float = 0.95
-) -> Limits:
+def designed_limits(design: tuple[float, float], value: float, n: float, *, floor: float) -> Limits:
     """Wilson's interval for a score from `floor` to 1 at an effective n: `design` is value and variance of smoothed counts."""
     smoothed, variance = design
     width = 1 - floor
     share = (smoothed - floor) / width
     effective = share * (1 - share) * width**2 / variance * n / (n + 1) if variance > 0 else n
-    low, high = wilson_pair((value - floor) / width, effective, confidence)
+    low, high = wilson_pair((value - floor) / width, effective)
     return floor + width * low, floor + width * high
 
 
@@ -188,18 +181,18 @@ def _cell_variance(share: Array, influence: Array, n: float) -> float:
     return float((share * centred**2).sum() / n)
 
 
-def log_mean_limits(values: Array, confidence: float = 0.95) -> Limits | None:
+def log_mean_limits(values: Array) -> Limits | None:
     """Interval for the mean of values that are 0 or more, on the log scale (they are skewed); None under two rows."""
     if len(values) < 2:
         return None
     mean = float(values.mean())
     if mean <= 0:
         return None
-    half = t_quantile(confidence, len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values)) / mean
+    half = t_quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values)) / mean
     return mean * math.exp(-half), mean * math.exp(half)
 
 
-def pearson_limits(x: Array, y: Array, r: float, confidence: float = 0.95) -> Limits | None:
+def pearson_limits(x: Array, y: Array, r: float) -> Limits | None:
     """Fisher z with a standard error from the rows, not from the normal law.
 
     The textbook 1/sqrt(n-3) covered 82% on skewed scores; this one covers 94 to 95%. None under five rows or at |r| = 1.
@@ -210,17 +203,17 @@ def pearson_limits(x: Array, y: Array, r: float, confidence: float = 0.95) -> Li
     a, b = (x - x.mean()) / x.std(), (y - y.mean()) / y.std()
     squares = (a**2 + b**2) / 2
     influence = (a * b - r * squares) / (1 - np.minimum(squares / n, 0.5))
-    return _z_limits(r, math.sqrt(float((influence**2).sum()) / (n * (n - 3))), n, confidence)
+    return _z_limits(r, math.sqrt(float((influence**2).sum()) / (n * (n - 3))), n)
 
 
-def spearman_limits(x: Array, y: Array, r: float, confidence: float = 0.95) -> Limits | None:
+def spearman_limits(x: Array, y: Array, r: float) -> Limits | None:
     """Fisher z with the standard error of a rank correlation, ranks estimated too. None under five rows or at |r| = 1."""
     n = len(x)
     if n < 5 or abs(r) >= 1 - 1e-12:
         return None
     u, v = mean_ranks(x) / n, mean_ranks(y) / n
     influence = (u * v + _mean_above(u, v) + _mean_above(v, u)) / (u.std() * v.std())
-    return _z_limits(r, math.sqrt(float(((influence - influence.mean()) ** 2).sum()) / (n * (n - 3))), n, confidence)
+    return _z_limits(r, math.sqrt(float(((influence - influence.mean()) ** 2).sum()) / (n * (n - 3))), n)
 
 
 def _mean_above(key: Array, weight: Array) -> Array:
@@ -232,12 +225,12 @@ def _mean_above(key: Array, weight: Array) -> Array:
     return result
 
 
-def _z_limits(r: float, error: float, n: int, confidence: float) -> Limits:
-    half = t_quantile(confidence, n - 2) * error / (1 - r**2)
+def _z_limits(r: float, error: float, n: int) -> Limits:
+    half = t_quantile(n - 2) * error / (1 - r**2)
     return math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
 
 
-def r2_limits(references: Array, predictions: Array, value: float, confidence: float = 0.95) -> Limits | None:
+def r2_limits(references: Array, predictions: Array, value: float) -> Limits | None:
     """Interval for r2 through the log of the unexplained share; None under three rows or for a perfect fit."""
     n, errors = len(references), (references - predictions) ** 2
     if n < 3 or errors.mean() <= 0:
@@ -246,5 +239,5 @@ def r2_limits(references: Array, predictions: Array, value: float, confidence: f
     error, spread = errors / errors.mean(), (references - references.mean()) ** 2 / references.var()
     # A row far out pulls both sums: divided by what it leaves to the others, as in `pearson_limits`.
     influence = (error - spread) / (1 - np.minimum((error + spread) / n, 0.5))
-    half = t_quantile(confidence, n - 1) * math.sqrt(float((influence**2).sum()) / (n * (n - 2)))
+    half = t_quantile(n - 1) * math.sqrt(float((influence**2).sum()) / (n * (n - 2)))
     return 1 - unexplained * math.exp(half), 1 - unexplained * math.exp(-half)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.intervals import Array, normal_quantile
+from tunesmith.metrics.intervals import Array, Z
 from tunesmith.metrics.table import Metric, Rows, Scale, make_rows, metric_of
 
 ROW_DRAWS = 10_000_000
@@ -76,7 +76,7 @@ def compare_predictions(
     return PairedResult(name, value_a, value_b, difference, low, high, p_value, len(rows_a), method, verdict)
 
 
-def mcnemar(gained: int, lost: int, n: int, *, confidence: float = 0.95) -> tuple[float, float, float]:
+def mcnemar(gained: int, lost: int, n: int) -> tuple[float, float, float]:
     """Interval of the accuracy difference (Bonett and Price) and the exact two-sided p value."""
     if gained + lost > n or n < 1:
         raise DataError(f"{gained} gained and {lost} lost rows do not fit in {n}")
@@ -84,7 +84,7 @@ def mcnemar(gained: int, lost: int, n: int, *, confidence: float = 0.95) -> tupl
 
     p_value = float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
     up, down = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
-    half = normal_quantile(confidence) * float(np.sqrt((up + down - (up - down) ** 2) / (n + 2)))
+    half = Z * float(np.sqrt((up + down - (up - down) ** 2) / (n + 2)))
     return max(up - down - half, -1.0), min(up - down + half, 1.0), p_value
 
 

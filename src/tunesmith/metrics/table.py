@@ -34,7 +34,7 @@ IGNORED_LABELS = (UNLABELLED, -100)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Labelled rows only. `decisions` are ids, 0/1 vectors or predicted values; `probabilities` is None without scores.
+    """Labeled examples only. `decisions` are ids, 0/1 vectors or predicted values; `probabilities` is None without scores.
 
     `sound` is False when a score is NaN: no metric is then a fact.
     """
@@ -71,13 +71,8 @@ def make_rows(
 ) -> Rows:
     """Rows with a label, in input order. Lengths, shapes and label ranges that do not fit are a DataError.
 
-    `decisions` are the labels that were given to the rows, all labelled, where not the largest score decided.
+    `decisions` are the predicted labels of the examples, all labeled, if they are not those with the largest score.
     """
-    rows = _rows_of(predictions, references, task, scores, thresholds)
-    return rows if decisions is None or task is Task.REGRESSION else replace(rows, decisions=np.asarray(decisions))
-
-
-def _rows_of(predictions: Any, references: Any, task: Task, scores: Scale, thresholds: Sequence[float] | None) -> Rows:
     predicted, expected = to_numpy(predictions), to_numpy(references)
     if len(predicted.shape) == 0 or len(expected.shape) == 0 or len(predicted) != len(expected):
         raise DataError(
@@ -87,11 +82,12 @@ def _rows_of(predictions: Any, references: Any, task: Task, scores: Scale, thres
     if task is Task.REGRESSION:
         return _value_rows(predicted, expected)
     if task is Task.MULTILABEL:
-        return _multilabel_rows(predicted, expected, scores, thresholds)
-    rows = _class_rows(predicted, expected, scores, limit=2 if task is Task.BINARY else None)
-    if thresholds is None or rows.probabilities is None:
-        return rows
-    return replace(rows, decisions=choose_labels(rows.probabilities, task, thresholds))
+        rows = _multilabel_rows(predicted, expected, scores, thresholds)
+    else:
+        rows = _class_rows(predicted, expected, scores, limit=2 if task is Task.BINARY else None)
+        if decisions is None and thresholds is not None and rows.probabilities is not None:
+            decisions = choose_labels(rows.probabilities, task, thresholds)
+    return rows if decisions is None else replace(rows, decisions=np.asarray(decisions))
 
 
 def softmax(logits: Array) -> Array:
@@ -312,30 +308,19 @@ def log_odds(probabilities: Array) -> Array:
     return np.nan_to_num(result)
 
 
-def auroc_one_vs_rest(references: Array, probabilities: Array) -> tuple[float, Array]:
-    """Mean area over the columns, with each row's influence. Two columns: label 1 only. NaN unless every class is there."""
-    if probabilities.shape[1] == 2:
-        return auroc_parts(references == 1, log_odds(probabilities))
-    parts = [auroc_parts(references == c, probabilities[:, c]) for c in range(probabilities.shape[1])]
+def _mean_auroc(positive: Array, scores: Array) -> tuple[float, Array]:
+    """Mean area over the columns, with each row's influence; NaN unless every column has both sides."""
+    parts = [auroc_parts(positive[:, c], scores[:, c]) for c in range(scores.shape[1])]
     return float(np.mean([area for area, _ in parts])), np.mean([influence for _, influence in parts], axis=0)
 
 
-def average_precision(positive: Array, score: Array) -> float:
-    """Area under the precision-recall steps, as scikit-learn; NaN without positives."""
-    if not np.asarray(positive, bool).any():
-        return float("nan")
-    from sklearn.metrics import average_precision_score
-
-    return float(average_precision_score(positive, score))
-
-
-def average_precision_variance(positive: Array, score: Array, seed: int) -> float:
+def _average_precision_variance(positive: Array, score: Array) -> float:
     """Variance over Poisson resamples: sorted once, then two running sums a resample."""
     order = np.argsort(-score, kind="stable")
     positive, score = positive[order], score[order]
     last_of_tie = np.append(score[1:] != score[:-1], True)
     draws = int(np.clip(AP_WORK // max(len(score), 1), 80, 400))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     values = []
     for _ in range(draws):
         weights = random.poisson(1.0, len(score))
@@ -344,18 +329,6 @@ def average_precision_variance(positive: Array, score: Array, seed: int) -> floa
         if hits[-1] > 0:
             values.append(float(np.diff(hits, prepend=0) @ (hits / np.maximum(seen, 1)) / hits[-1]))
     return float(np.var(values)) if len(values) > 1 else 0.0
-
-
-def row_log_loss(references: Array, probabilities: Array) -> Array:
-    """Minus the log probability of the true class, row by row; probabilities are held above 1e-15."""
-    own = np.take_along_axis(probabilities, references[:, None], axis=1)[:, 0]
-    result: Array = -np.log(np.clip(own / probabilities.sum(axis=1), 1e-15, 1.0))
-    return result
-
-
-def subset_accuracy(references: Array, decisions: Array) -> float:
-    """Share of rows with every label right."""
-    return float((references == decisions).all(axis=1).mean()) if len(references) else float("nan")
 
 
 def f1_micro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
@@ -383,12 +356,6 @@ def f1_macro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
     return float(values.mean()), ((hits - values * total) / total.sum(axis=0)).mean(axis=1)
 
 
-def auroc_macro_parts(references: Array, probabilities: Array) -> tuple[float, Array]:
-    """Mean area over the labels and each row's influence; NaN unless every label is both on and off somewhere."""
-    parts = [auroc_parts(references[:, c] == 1, probabilities[:, c]) for c in range(references.shape[1])]
-    return float(np.mean([area for area, _ in parts])), np.mean([influence for _, influence in parts], axis=0)
-
-
 def pearson(references: Array, predictions: Array) -> float:
     """Linear correlation; NaN under two rows or when one side is constant."""
     if len(references) < 2 or np.ptp(references) == 0 or np.ptp(predictions) == 0:
@@ -404,16 +371,6 @@ def spearmanr(references: Array, predictions: Array) -> float:
     return pearson(mean_ranks(references), mean_ranks(predictions))
 
 
-def mse(references: Array, predictions: Array) -> float:
-    """Mean squared error."""
-    return float(np.mean((references - predictions) ** 2)) if len(references) else float("nan")
-
-
-def mae(references: Array, predictions: Array) -> float:
-    """Mean absolute error."""
-    return float(np.mean(np.abs(references - predictions))) if len(references) else float("nan")
-
-
 def r2(references: Array, predictions: Array) -> float:
     """Share of the references' variance explained; NaN under two rows or without variance."""
     if len(references) < 2 or np.ptp(references) == 0:
@@ -421,9 +378,9 @@ def r2(references: Array, predictions: Array) -> float:
     return float(1.0 - np.mean((references - predictions) ** 2) / np.var(references))
 
 
-Interval = Callable[[Rows, float, float, int], Limits | None]
-"""Rows, value, confidence and seed -> limits; None where the rows are too few or constant."""
-CountLimits = Callable[[Array, float, float], Limits]
+Interval = Callable[[Rows, float], Limits | None]
+"""Rows and value -> limits; None where the rows are too few or constant."""
+CountLimits = Callable[[Array, float], Limits]
 WithInfluence = Callable[[Rows], tuple[float, Array]]
 
 SINGLE = frozenset({Task.BINARY, Task.MULTICLASS})
@@ -454,12 +411,12 @@ class Metric:
         value = self.value(rows) if len(rows) and rows.sound else math.nan
         return value if math.isfinite(value) else None
 
-    def score(self, rows: Rows, *, confidence: float = 0.95, seed: int = 0) -> Score:
-        """The value with its interval. `seed` matters to intervals that are resampled."""
+    def score(self, rows: Rows) -> Score:
+        """The value with its interval."""
         value = self.measure(rows)
         if value is None:
             return Score(None, None, None, len(rows), "none")
-        found = self.interval(rows, value, confidence, seed)
+        found = self.interval(rows, value)
         if found is None:
             return Score(value, None, None, len(rows), "none: too few or constant rows")
         # Rounding may leave a limit a hair on the wrong side of the value.
@@ -470,15 +427,16 @@ def _count(
     name: str, help: str, formula: Callable[[Array], Array], interval: CountLimits, method: str, **more: Any
 ) -> Metric:
     """A metric of confusion matrices, of single-label tasks by default."""
-
-    def of_rows(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
-        return interval(counts_of(rows), value, confidence)
-
-    def value(rows: Rows) -> float:
-        return float(formula(counts_of(rows)))
-
-    tasks = more.pop("tasks", SINGLE)
-    return Metric(name, tasks, help, value, of_rows, method, of_counts=formula, **more)
+    return Metric(
+        name,
+        more.pop("tasks", SINGLE),
+        help,
+        lambda rows: float(formula(counts_of(rows))),
+        lambda rows, value: interval(counts_of(rows), value),
+        method,
+        of_counts=formula,
+        **more,
+    )
 
 
 def _influence(
@@ -492,9 +450,9 @@ def _influence(
 ) -> Metric:
     """A metric whose variance is the sum of its rows' squared influences; a value of 0 or 1 is judged by `least` rows."""
 
-    def interval(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
+    def interval(rows: Rows, value: float) -> Limits:
         _, influence = parts(rows)
-        return limits.effective_limits(value, float(influence @ influence), rows=least(rows), confidence=confidence)
+        return limits.effective_limits(value, float(influence @ influence), rows=least(rows))
 
     return Metric(name, tasks, help, lambda rows: parts(rows)[0], interval, method, **more)
 
@@ -508,70 +466,68 @@ def _number(
         frozenset({Task.REGRESSION}),
         help,
         lambda rows: formula(rows.references, rows.decisions),
-        lambda rows, value, confidence, seed: interval(rows.references, rows.decisions, value, confidence),
+        lambda rows, value: interval(rows.references, rows.decisions, value),
         method,
         **more,
     )
 
 
-def _of_class_1(trials: Callable[[Array], Array]) -> CountLimits:
-    return lambda counts, value, confidence: limits.wilson_pair(value, trials(counts)[1], confidence)
+def _mean_error(name: str, help: str, error: Callable[[Array], Array]) -> Metric:
+    """The mean of a function of the errors of a regression."""
+    return _number(
+        name,
+        help,
+        lambda x, y: float(error(x - y).mean()),
+        lambda x, y, value: limits.log_mean_limits(error(x - y)),
+        _LOG,
+        greater_is_better=False,
+    )
 
 
-def _by_class(trials: Callable[[Array], Array], *, absent: bool) -> CountLimits:
-    """The mean over classes of hits / trials; `absent`: a class without trials counts."""
+def _of_class_1(axis: int) -> CountLimits:
+    return lambda counts, value: limits.wilson_pair(value, counts.sum(axis)[1])
 
-    def interval(counts: Array, value: float, confidence: float) -> Limits:
+
+def _by_class(axis: int, *, absent: bool) -> CountLimits:
+    """The mean over classes of hits / sum over the axis; `absent`: a class whose sum is 0 counts."""
+
+    def interval(counts: Array, value: float) -> Limits:
         seen = seen_classes(counts)
-        tried, hits = trials(seen), np.diagonal(seen)
+        tried, hits = seen.sum(axis), np.diagonal(seen)
         used = np.ones(len(tried), bool) if absent else tried > 0
         share = hits[used] / np.maximum(tried[used], 1)
-        return limits.combine_limits(share, *limits.wilson_limits(share, tried[used], confidence))
+        return limits.combine_limits(share, *limits.wilson_limits(share, tried[used]))
 
     return interval
 
 
-def _f1_by_class(counts: Array, value: float, confidence: float) -> Limits:
+def _f1_by_class(counts: Array, value: float) -> Limits:
     seen = seen_classes(counts)
-    low, high = limits.f1_limits(seen, confidence)
-    return limits.combine_limits(per_class_f1(seen), low, high, limits.f1_correlation(seen))
+    return limits.combine_limits(per_class_f1(seen), *limits.f1_limits(seen), limits.f1_correlation(seen))
 
 
-def _f1_of_class_1(counts: Array, value: float, confidence: float) -> Limits:
-    low, high = limits.f1_limits(counts, confidence)
+def _f1_of_class_1(counts: Array, value: float) -> Limits:
+    low, high = limits.f1_limits(counts)
     return float(low[1]), float(high[1])
 
 
 def _designed(design: Callable[[Array], tuple[float, float]], floor: float) -> CountLimits:
-    return lambda counts, value, confidence: limits.designed_limits(
-        design(seen_classes(counts)), value, counts.sum(), floor=floor, confidence=confidence
-    )
+    return lambda counts, value: limits.designed_limits(design(seen_classes(counts)), value, counts.sum(), floor=floor)
 
 
-def _all_rows(counts: Array, value: float, confidence: float) -> Limits:
-    return limits.wilson_pair(value, counts.sum(), confidence)
-
-
-def _predicted(counts: Array) -> Array:
-    result: Array = counts.sum(0)
-    return result
-
-
-def _true(counts: Array) -> Array:
-    result: Array = counts.sum(1)
-    return result
+def _all_rows(counts: Array, value: float) -> Limits:
+    return limits.wilson_pair(value, counts.sum())
 
 
 def _auroc(rows: Rows) -> tuple[float, Array]:
+    """One class against the rest (two classes: label 1), or each label of a multilabel task."""
     if rows.probabilities is None:
         return math.nan, np.zeros(len(rows))
-    return auroc_one_vs_rest(rows.references, rows.probabilities)
-
-
-def _auroc_multilabel(rows: Rows) -> tuple[float, Array]:
-    if rows.probabilities is None:
-        return math.nan, np.zeros(len(rows))
-    return auroc_macro_parts(rows.references, rows.probabilities)
+    if rows.references.ndim == 2:
+        return _mean_auroc(rows.references == 1, rows.probabilities)
+    if rows.probabilities.shape[1] == 2:
+        return auroc_parts(rows.references == 1, log_odds(rows.probabilities))
+    return _mean_auroc(rows.references[:, None] == np.arange(rows.probabilities.shape[1]), rows.probabilities)
 
 
 def _smallest_class(rows: Rows) -> float:
@@ -580,30 +536,29 @@ def _smallest_class(rows: Rows) -> float:
 
 
 def _average_precision(rows: Rows) -> float:
-    if rows.probabilities is None:
+    """Area under the precision-recall steps; NaN without positives."""
+    positive = rows.references == 1
+    if rows.probabilities is None or not positive.any():
         return math.nan
-    return average_precision(rows.references == 1, log_odds(rows.probabilities))
+    from sklearn.metrics import average_precision_score
+
+    return float(average_precision_score(positive, log_odds(rows.probabilities)))
 
 
-def _average_precision_limits(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
+def _average_precision_limits(rows: Rows, value: float) -> Limits:
     assert rows.probabilities is not None
     positive = rows.references == 1
-    variance = average_precision_variance(positive, log_odds(rows.probabilities), seed)
-    return limits.effective_limits(value, variance, rows=float(positive.sum()), confidence=confidence)
+    variance = _average_precision_variance(positive, log_odds(rows.probabilities))
+    return limits.effective_limits(value, variance, rows=float(positive.sum()))
 
 
 def _row_losses(rows: Rows) -> Array:
+    """Minus the log probability of the true class, row by row; probabilities are at least 1e-15."""
     if rows.probabilities is None:
         return np.full(len(rows), np.nan)
-    return row_log_loss(rows.references, rows.probabilities)
-
-
-def _squares(x: Array, y: Array, value: float, confidence: float) -> Limits | None:
-    return limits.log_mean_limits((x - y) ** 2, confidence)
-
-
-def _distances(x: Array, y: Array, value: float, confidence: float) -> Limits | None:
-    return limits.log_mean_limits(np.abs(x - y), confidence)
+    own = np.take_along_axis(rows.probabilities, rows.references[:, None], axis=1)[:, 0]
+    result: Array = -np.log(np.clip(own / rows.probabilities.sum(axis=1), 1e-15, 1.0))
+    return result
 
 
 _COMBINED, _EFFECTIVE, _LOG = "wilson by class, combined", "wilson at effective n", "t on the log scale"
@@ -613,9 +568,9 @@ METRICS: tuple[Metric, ...] = (
            aliases=("acc",), counts_right_rows=True),
     _count("f1", "Harmonic mean of precision and recall of label 1, as in GLUE.", f1, _f1_of_class_1,
            "wilson given TP+FP+FN", tasks=BINARY),
-    _count("precision", "Share of rows predicted 1 that are 1.", precision, _of_class_1(_predicted), "wilson",
+    _count("precision", "Share of rows predicted 1 that are 1.", precision, _of_class_1(0), "wilson",
            tasks=BINARY),
-    _count("recall", "Share of rows that are 1 and predicted 1.", recall, _of_class_1(_true), "wilson",
+    _count("recall", "Share of rows that are 1 and predicted 1.", recall, _of_class_1(1), "wilson",
            tasks=BINARY),
     _count("f1_macro", "Mean F1 of the classes.", f1_macro, _f1_by_class, _COMBINED, aliases=("macro_f1",)),
     # Every row has one label, so micro F1 is accuracy.
@@ -624,10 +579,10 @@ METRICS: tuple[Metric, ...] = (
     _count("f1_weighted", "F1 of the classes, weighted by their rows.", f1_weighted,
            _designed(limits.weighted_f1_design, 0.0), _EFFECTIVE, aliases=("weighted_f1",)),
     _count("precision_macro", "Mean precision of the classes.", precision_macro,
-           _by_class(_predicted, absent=True), _COMBINED),
-    _count("recall_macro", "Mean recall of the classes.", recall_macro, _by_class(_true, absent=True), _COMBINED),
+           _by_class(0, absent=True), _COMBINED),
+    _count("recall_macro", "Mean recall of the classes.", recall_macro, _by_class(1, absent=True), _COMBINED),
     _count("balanced_accuracy", "Mean recall of the classes that are present.", balanced_accuracy,
-           _by_class(_true, absent=False), _COMBINED),
+           _by_class(1, absent=False), _COMBINED),
     _count("matthews_correlation", "Correlation of true and predicted classes (MCC).", matthews_correlation,
            _designed(limits.matthews_design, -1.0), _EFFECTIVE, aliases=("mcc", "matthews")),
     _influence("auroc", SINGLE, "Area under the ROC curve; one class against the rest, mean over classes.", _auroc,
@@ -636,23 +591,23 @@ METRICS: tuple[Metric, ...] = (
            _average_precision, _average_precision_limits, f"bootstrap, {_EFFECTIVE}"),
     Metric("log_loss", SINGLE, "Mean of minus the log probability of the right label.",
            lambda rows: float(_row_losses(rows).mean()),
-           lambda rows, value, confidence, seed: limits.log_mean_limits(_row_losses(rows), confidence), _LOG,
+           lambda rows, value: limits.log_mean_limits(_row_losses(rows)), _LOG,
            greater_is_better=False),
     _influence("f1_macro", MULTILABEL, "Mean F1 of the labels.",
                lambda rows: f1_macro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
     _influence("f1_micro", MULTILABEL, "F1 over all cells of rows and labels.",
                lambda rows: f1_micro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
-    _influence("auroc", MULTILABEL, "Area under the ROC curve, mean over labels.", _auroc_multilabel, _EFFECTIVE, len),
+    _influence("auroc", MULTILABEL, "Area under the ROC curve, mean over labels.", _auroc, _EFFECTIVE, len),
     Metric("subset_accuracy", MULTILABEL, "Share of rows with every label right.",
-           lambda rows: subset_accuracy(rows.references, rows.decisions),
-           lambda rows, value, confidence, seed: limits.wilson_pair(value, len(rows), confidence), "wilson",
+           lambda rows: float((rows.references == rows.decisions).all(axis=1).mean()),
+           lambda rows, value: limits.wilson_pair(value, len(rows)), "wilson",
            counts_right_rows=True),
     _number("pearson", "Linear correlation.", pearson, limits.pearson_limits, "robust Fisher z",
             aliases=("pearsonr",)),
     _number("spearmanr", "Rank correlation.", spearmanr, limits.spearman_limits, "robust Fisher z",
             aliases=("spearman",)),
-    _number("mse", "Mean squared error.", mse, _squares, _LOG, greater_is_better=False),
-    _number("mae", "Mean absolute error.", mae, _distances, _LOG, greater_is_better=False),
+    _mean_error("mse", "Mean squared error.", np.square),
+    _mean_error("mae", "Mean absolute error.", np.abs),
     _number("r2", "Share of the variance that is explained.", r2, limits.r2_limits, _LOG),
 )  # fmt: skip
 """In the order in which names are listed."""
@@ -787,13 +742,11 @@ class Suite:
         references: Any = None,
         *,
         decisions: Any = None,
-        confidence: float = 0.95,
-        seed: int = 0,
     ) -> dict[str, Score]:
         """Metric -> value with n and interval, over the same rows as `compute`; `decisions` as in `make_rows`."""
         rows = self._take(predictions, references)
         rows = rows if decisions is None else replace(rows, decisions=to_numpy(decisions))
-        found = {name: metric.score(rows, confidence=confidence, seed=seed) for name, metric in self.metrics.items()}
+        found = {name: metric.score(rows) for name, metric in self.metrics.items()}
         return {k: replace(v, of=self.positive_name) if k in OF_ONE_CLASS else v for k, v in found.items()}
 
     def add(self, prediction: Any = None, reference: Any = None) -> None:

@@ -1,6 +1,6 @@
-"""THE panels of a run: which there are, their titles, lines and colours, and a sketch of them as terminal text.
+"""The panels of a run: their titles, lines and colors.
 
-PNG, SVG, report, board and terminal draw these panels. Every line colour has a contrast of at least 3:1 on its background.
+PNG, SVG, report and board draw these panels. Every line colour has a contrast of at least 3:1 on its background.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -138,71 +137,6 @@ def more_panels(curves: Curves) -> list[Panel]:
     return [panel for panel in panels if not panel.is_empty]
 
 
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Bit of a braille cell by row (4) and column (2)."""
-
-
-def sketch_curves(curves: Curves, *, width: int = 60, height: int = 8, ascii_only: bool = False) -> str:
-    """The loss and, if there is one, the main metric, each with its scale; a letter marks an evaluation."""
-    span = (int(curves.train_loss.step[0]) if len(curves.train_loss) else 0, curves.last_step)
-    parts = [_draw_panel(panel, (width, height, ascii_only), span) for panel in main_panels(curves)]
-    parts[0] = f"{curves.name}: {parts[0]}"
-    best = curves.best()
-    if best:
-        parts.append(f"best: step {best[1]}, {best[0]} {best[2]:.4g}")
-    return "\n".join(parts)
-
-
-def _draw_panel(panel: Panel, size: tuple[int, int, bool], span: tuple[int, int]) -> str:
-    width, height, ascii_only = size
-    drawn = [line for line in panel.lines if line.kind != "raw"]
-    legend = [f"{'line' if k.kind == 'smooth' else k.side[0]}: {panel.lines[0].name if k.kind == 'smooth' else k.name}"
-              for k in drawn]  # fmt: skip
-    title = f"{panel.metric}  ({', '.join(legend)})"
-    every = [line.series.finite() for line in drawn if len(line.series.finite())]
-    if not every:
-        return f"{title}\n  (no points yet)"
-    low, high = min(float(s.value.min()) for s in every), max(float(s.value.max()) for s in every)
-    first, last = span
-    high = high if high > low else low + max(abs(low), 1.0) * 0.01
-    cells = np.zeros((height, width), dtype=np.int64)
-    for line in drawn:
-        if line.kind == "smooth":
-            _dot(cells, line.series.finite(), (first, last), (low, high))
-    rows = [[_cell(int(c), ascii_only) for c in row] for row in cells]
-    for mark in (line for line in drawn if line.kind != "smooth"):
-        good = mark.series.finite()
-        columns = _place(good.step.astype(np.float64), first, last, width)
-        for column, row in zip(columns, height - 1 - _place(good.value, low, high, height), strict=True):
-            rows[row][column] = mark.side[0]
-    bar = "|" if ascii_only else "│"
-    labels = [f"{high:.3g}", *[""] * (height - 2), f"{low:.3g}"]
-    body = [f"{label:>8} {bar}{''.join(row)}" for label, row in zip(labels, rows, strict=True)]
-    scale = f"{'':>9} {first:<{width // 2}}{'step ' + str(last):>{width - width // 2}}"
-    return "\n".join([title, *body, scale])
-
-
-def _place(value: Floats, low: float, high: float, cells: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    span = high - low if high > low else 1.0
-    return np.clip(((value - low) / span * cells).astype(np.int64), 0, cells - 1)
-
-
-def _dot(
-    cells: np.ndarray[tuple[int, ...], np.dtype[np.int64]], series: Series, x: tuple[int, int], y: tuple[float, float]
-) -> None:
-    height, width = cells.shape
-    columns = _place(series.step.astype(np.float64), x[0], x[1], width * 2)
-    rows = height * 4 - 1 - _place(series.value, y[0], y[1], height * 4)
-    for column, row in set(zip(columns.tolist(), rows.tolist(), strict=True)):
-        cells[row // 4, column // 2] |= _DOTS[row % 4][column % 2]
-
-
-def _cell(bits: int, ascii_only: bool) -> str:
-    if not bits:
-        return " "
-    return "." if ascii_only else chr(0x2800 + bits)
-
-
 XAxis = Literal["step", "epoch"]
 POINTS = 1500
 """Raw points drawn per curve: more than a picture has pixels, few enough for an SVG of 100 kB."""
@@ -243,18 +177,12 @@ def labels_width(axes: Axes, renderer: Any) -> float:
 
 
 def _import_matplotlib() -> None:
-    """Import matplotlib even if MPLBACKEND names an unknown backend, which only pyplot would need."""
+    """Import matplotlib without MPLBACKEND: only pyplot needs it, and the import fails if it names an unknown backend."""
+    backend = os.environ.pop("MPLBACKEND", None)
     try:
         import_module("matplotlib")
-    except ValueError:
-        backend = os.environ.pop("MPLBACKEND", None)
-        if backend is None:
-            raise
-        for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
-            del sys.modules[name]  # left by the failed import
-        try:
-            import_module("matplotlib")
-        finally:
+    finally:
+        if backend is not None:
             os.environ["MPLBACKEND"] = backend
 
 
@@ -280,11 +208,6 @@ def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     canvas = kinds[kind](figure)  # `savefig` would draw twice
     canvas.print_svg(out, metadata={"Date": None}) if kind == "svg" else canvas.print_png(out)
     return out.getvalue()
-
-
-def save_curves(curves: Curves | Sequence[Curves], *, png: Path, svg: Path, x: XAxis = "step") -> None:
-    """Draws and writes both pictures; see `write_curves`."""
-    write_curves(curve_pictures(curves, x=x), png=png, svg=svg)
 
 
 def curve_pictures(curves: Curves | Sequence[Curves], *, x: XAxis = "step") -> tuple[bytes, bytes]:
@@ -397,13 +320,19 @@ def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> 
 
 
 def _mark_gaps(axes: Axes, run: Curves, x: XAxis, theme: Theme) -> None:
-    """A cross on the axis where the loss or the gradient was not finite."""
+    """A cross on the axis where the loss or the gradient was NaN or infinite."""
     bad = np.isin(run.train_loss.step, run.non_finite) | ~np.isfinite(run.train_loss.value)
     if bad.any():
         at = _x(run.train_loss, x)[bad][:200]
         line = axes.get_xaxis_transform()
         axes.plot(
-            at, [0.02] * len(at), "x", color=theme.side("validation"), transform=line, label="not finite", clip_on=False
+            at,
+            [0.02] * len(at),
+            "x",
+            color=theme.side("validation"),
+            transform=line,
+            label="NaN or infinite",
+            clip_on=False,
         )
 
 
@@ -417,7 +346,7 @@ def _limit_loss(axes: Axes, runs: Sequence[Curves]) -> None:
 
 
 def draw_legend(axes: Axes, theme: Theme) -> None:
-    """Beside the title, where it hides no curve; inside the panel when there are many runs."""
+    """Next to the title, where it hides no curve; inside the panel when there are many runs."""
     lines, names = axes.get_legend_handles_labels()
     if not lines:
         return

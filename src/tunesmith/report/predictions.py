@@ -1,16 +1,14 @@
 """Predictions and scores of a run, as the report needs them.
 
-Rows of predictions.parquet with text, label, prediction and probabilities; headline scores from metrics.json, else from the
-predictions, else from the journal's best evaluation.
+Rows of predictions.parquet with text, label, prediction and probabilities; headline scores from metrics.json, or from the best
+evaluation in the event log while there is none.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -21,14 +19,12 @@ from tunesmith.metrics.intervals import wilson_limits
 from tunesmith.metrics.table import confusion_matrix
 from tunesmith.runs.curves import Curves
 
-KNOWN = ("row", "index", "idx", "split", "label", "prediction", "truncated", "length", "tokens")
-"""Columns with a meaning of their own; the text columns are the others, unless the data summary names them."""
 PROBABILITY = "prob_"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictedRows:
-    """Labelled rows of one split, in row order.
+    """Labeled examples of one split, in row order.
 
     `labels` and `predicted` are ids into `names`; values in regression; tables of 0 and 1, a column for each name, in
     multilabel tasks.
@@ -42,7 +38,6 @@ class PredictedRows:
     labels: NDArray[Any]
     predicted: NDArray[Any]
     probabilities: NDArray[np.float64] | None
-    truncated: NDArray[np.bool_] | None
 
     def __len__(self) -> int:
         return len(self.row)
@@ -61,12 +56,12 @@ def make_predictions(
 
     Test comes first: validation rows have chosen the checkpoint.
     """
-    texts = {c: columns[c] for c in _texts(columns, summary)}
-    columns = own_columns(columns, summary)
-    if "label" not in columns or "prediction" not in columns or not len(columns["label"]):
+    if not columns.get("label") or summary.get("task") not in tuple(Task):
         return None
-    task = _task(columns, summary)
-    names = _names(columns, summary) if task is not Task.REGRESSION else ()
+    texts = {c: columns[c] for c in (summary.get("columns") or {}).get("text") or () if c in columns}
+    columns = own_columns(columns, summary)
+    task = Task(summary["task"])
+    names = tuple(map(str, summary.get("labels") or ())) if task is not Task.REGRESSION else ()
     labels, predicted = (_values(columns[c], names, task) for c in ("label", "prediction"))
     if task is Task.MULTILABEL:
         known = np.array([value is not None for value in columns["label"]])
@@ -78,8 +73,7 @@ def make_predictions(
         return None
     split = next((s for s in prefer if s in present), present[0])
     keep = [k for k, (labelled, own) in enumerate(zip(known, splits, strict=True)) if labelled and own == split]
-    index = next((columns[c] for c in ("row", "index", "idx") if c in columns), range(len(labels)))
-    cut = columns.get("truncated")
+    index = columns.get("row", range(len(labels)))
     return PredictedRows(
         split=split,
         names=names,
@@ -89,7 +83,6 @@ def make_predictions(
         labels=labels[keep],
         predicted=predicted[keep],
         probabilities=_probabilities(columns, names, keep),
-        truncated=None if cut is None else np.array([bool(cut[k]) for k in keep]),
     )
 
 
@@ -101,26 +94,6 @@ def own_columns(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]
     return {**columns, **{str(own): columns[name] for own, name in moved.items() if name in columns}}
 
 
-def _task(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> Task:
-    task = summary.get("task")
-    if task in tuple(Task):
-        return Task(task)
-    classes = sum(name.startswith(PROBABILITY) for name in columns)
-    if classes:
-        return Task.BINARY if classes == 2 else Task.MULTICLASS
-    return Task.REGRESSION if any(isinstance(v, float) for v in columns["prediction"]) else Task.MULTICLASS
-
-
-def _names(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> tuple[str, ...]:
-    labels = summary.get("labels")
-    if isinstance(labels, (list, tuple)) and labels:
-        return tuple(str(name) for name in labels)
-    found = [name.removeprefix(PROBABILITY) for name in columns if name.startswith(PROBABILITY)]
-    cells = [v if isinstance(v, (list, tuple)) else [v] for c in ("label", "prediction") for v in columns[c]]
-    seen = sorted({str(v) for cell in cells for v in cell if v is not None})
-    return tuple(found or seen)
-
-
 def _values(values: Sequence[Any], names: tuple[str, ...], task: Task) -> NDArray[Any]:
     if task is Task.REGRESSION:
         return np.array([math.nan if v is None else float(v) for v in values], dtype=np.float64)
@@ -128,23 +101,7 @@ def _values(values: Sequence[Any], names: tuple[str, ...], task: Task) -> NDArra
         sets = [{str(name) for name in value or ()} for value in values]
         return np.array([[int(name in found) for name in names] for found in sets], dtype=np.int64)
     ids = {name: i for i, name in enumerate(names)}
-    inside = range(len(names))
-
-    def id_of(value: Any) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and str(value) not in ids:
-            return value if value in inside else -1
-        return ids.get(str(value), -1)
-
-    return np.array([id_of(v) for v in values], dtype=np.int64)
-
-
-def _texts(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> list[str]:
-    used = summary.get("columns")
-    wanted = used.get("text") if isinstance(used, dict) else None
-    if isinstance(wanted, (list, tuple)):
-        return [str(c) for c in wanted if c in columns]
-    others = [c for c in columns if c not in KNOWN and not c.startswith(PROBABILITY)]
-    return [c for c in others if any(isinstance(v, str) for v in columns[c])][:2]
+    return np.array([ids.get(str(v), -1) for v in values], dtype=np.int64)
 
 
 def _probabilities(
@@ -156,19 +113,6 @@ def _probabilities(
     table = np.array([[math.nan if v is None else float(v) for v in columns[c]] for c in wanted], dtype=np.float64).T
     kept = table[keep]
     return kept if np.isfinite(kept).all() else None
-
-
-NOT_SCORES = (
-    "runtime",
-    "samples_per_second",
-    "steps_per_second",
-    "epoch",
-    "total_flos",
-    "n",
-    "rows",
-    "step",
-    "seconds",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +151,9 @@ def make_grid(scores: list[Headline]) -> ScoreGrid:
     return ScoreGrid(splits, tuple((n, of, tuple(found.get((n, of, split)) for split in splits)) for n, of in kinds))
 
 
-def headline_scores(metrics: Mapping[str, Any], predictions: PredictedRows | None, curves: Curves) -> list[Headline]:
+def headline_scores(metrics: Mapping[str, Any], curves: Curves) -> list[Headline]:
     """Scores in the order to be read: the test set before validation, the loss last."""
-    found = scores_in_file(metrics)
-    if not found and predictions is not None:
-        found = _from_predictions(predictions)
-    found = found or _from_journal(curves)
+    found = scores_in_file(metrics) or _from_journal(curves)
     return sorted(found, key=lambda score: (split_rank(score.split), score.name == "loss"))
 
 
@@ -222,21 +163,10 @@ def split_rank(split: str) -> int:
 
 
 def scores_in_file(metrics: Mapping[str, Any]) -> list[Headline]:
-    """The scores of a metrics.json, ours or one of another tool. What is not a finite number is left out."""
-    found = []
-    for key, value in metrics.items():
-        if isinstance(value, dict) and "value" not in value:
-            found += [_headline(str(key), str(name), score) for name, score in value.items()]
-        else:
-            split, name = _split_prefix(str(key))
-            found.append(_headline(split, name, value))
-    return [score for score in found if score is not None and score.name not in NOT_SCORES]
-
-
-def _split_prefix(key: str) -> tuple[str, str]:
-    first, _, name = key.partition("_")
-    split = {"eval": "validation", "validation": "validation", "test": "test", "train": "train"}.get(first)
-    return (split, name) if split and name else ("validation", key)
+    """The scores of a metrics.json by split. What is not a finite number is left out."""
+    tables = [(split, table) for split, table in metrics.items() if isinstance(table, dict)]
+    found = [_headline(split, name, score) for split, table in tables for name, score in table.items()]
+    return [score for score in found if score is not None]
 
 
 def _headline(split: str, name: str, score: Any) -> Headline | None:
@@ -253,23 +183,6 @@ def _headline(split: str, name: str, score: Any) -> Headline | None:
 def _number(value: Any) -> float | None:
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if good else None
-
-
-def _from_predictions(predictions: PredictedRows) -> list[Headline]:
-    from tunesmith.metrics.table import make_suite
-
-    if predictions.task is Task.REGRESSION:
-        suite, given = make_suite(Task.REGRESSION), predictions.predicted
-    elif predictions.probabilities is not None:
-        suite, given = make_suite(predictions.task, scores="probabilities"), predictions.probabilities
-    else:
-        rows, share = len(predictions), float(predictions.right.mean())
-        low, high = wilson_limits(share, rows)
-        name = "subset_accuracy" if predictions.task is Task.MULTILABEL else "accuracy"
-        return [Headline(predictions.split, name, share, float(low), float(high), rows)]
-    scores = suite.compute_with_intervals(given, predictions.labels, decisions=predictions.predicted)
-    made = [_headline(predictions.split, name, score.to_json()) for name, score in scores.items()]
-    return [score for score in made if score is not None]
 
 
 def _from_journal(curves: Curves) -> list[Headline]:
@@ -428,111 +341,3 @@ def _name(predictions: PredictedRows, value: Any) -> str:
     if predictions.task is Task.MULTILABEL:
         return ", ".join(predictions.names[k] for k in np.flatnonzero(value)) or "none"
     return predictions.names[int(value)] if 0 <= int(value) < len(predictions.names) else "?"
-
-
-MIN_SLICE_ROWS = 10
-SIGNIFICANCE = 0.05
-MAX_LABELS = 10
-MAX_ROWS = 50_000
-"""Rows whose words are compared; a seeded sample of a larger set says the same."""
-_WORD = re.compile(r"\w+", re.UNICODE)
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Accuracy of one part. `worse`: below the rest, tested at 5% divided by the number of parts (Bonferroni)."""
-
-    group: str
-    name: str
-    rows: int
-    accuracy: float
-    low: float
-    high: float
-    worse: bool
-
-
-def find_slices(predictions: PredictedRows) -> list[Slice]:
-    """Slices by label, length, truncation and word overlap of the pair; those under ten rows are left out."""
-    groups = [
-        *_by_label(predictions),
-        *_by_length(predictions),
-        *_by_truncation(predictions),
-        *_by_overlap(predictions),
-    ]
-    kept = [(group, name, inside) for group, name, inside in groups if inside.sum() >= MIN_SLICE_ROWS]
-    limit = SIGNIFICANCE / max(1, len(kept))
-    return [_measure(group, name, inside, predictions.right, limit) for group, name, inside in kept]
-
-
-def _measure(group: str, name: str, inside: NDArray[np.bool_], right: NDArray[np.bool_], limit: float) -> Slice:
-    rows, share = int(inside.sum()), float(right[inside].mean())
-    low, high = wilson_limits(share, rows)
-    return Slice(group, name, rows, share, float(low), float(high), _p_lower(right, inside) < limit)
-
-
-def _p_lower(right: NDArray[np.bool_], inside: NDArray[np.bool_]) -> float:
-    """One-sided p-value that the part is as good as the rest (two proportions, pooled)."""
-    a, b = int(inside.sum()), int((~inside).sum())
-    if not a or not b:
-        return 1.0
-    pooled = float(right.mean())
-    error = math.sqrt(pooled * (1 - pooled) * (1 / a + 1 / b))
-    if error == 0:
-        return 1.0
-    return NormalDist().cdf((float(right[inside].mean()) - float(right[~inside].mean())) / error)
-
-
-RowGroup = tuple[str, str, NDArray[np.bool_]]
-
-
-def _by_label(predictions: PredictedRows) -> list[RowGroup]:
-    """None of many labels: their table says the same."""
-    labels, names = predictions.labels, predictions.names
-    several = labels.ndim == 2
-    return [
-        ("true label", name, (labels[:, k] == 1) if several else (labels == k))
-        for k, name in enumerate(names if len(names) <= MAX_LABELS else ())
-    ]
-
-
-def _by_length(predictions: PredictedRows) -> list[RowGroup]:
-    if not predictions.texts:
-        return []
-    words = np.zeros(len(predictions))
-    for values in predictions.texts.values():
-        words += [len(text.split()) for text in values]
-    return _quartiles("words", words)
-
-
-def _by_truncation(predictions: PredictedRows) -> list[RowGroup]:
-    cut = predictions.truncated
-    if cut is None or not cut.any():
-        return []
-    return [("truncated", "yes", cut), ("truncated", "no", ~cut)]
-
-
-def _by_overlap(predictions: PredictedRows) -> list[RowGroup]:
-    if len(predictions.texts) != 2 or len(predictions) > MAX_ROWS:
-        return []
-    first, second = predictions.texts.values()
-    shares = np.array([100 * word_overlap(a, b) for a, b in zip(first, second, strict=True)])
-    return _quartiles("word overlap of the pair", shares, "%")
-
-
-def word_overlap(first: str, second: str) -> float:
-    """Shared words over all words of a pair (Jaccard), 0 when both are empty."""
-    a, b = set(_WORD.findall(first.lower())), set(_WORD.findall(second.lower()))
-    return len(a & b) / len(a | b) if a | b else 0.0
-
-
-def _quartiles(group: str, values: NDArray[Any], unit: str = "") -> list[RowGroup]:
-    """Four parts of about equal size; each is named by its first and last whole number, which no other part has."""
-    whole = np.rint(values).astype(np.int64)
-    edges = np.unique(np.quantile(whole, [0, 0.25, 0.5, 0.75, 1]).astype(np.int64))
-    found: list[RowGroup] = []
-    for low, high in zip(
-        [int(edges[0]), *(edges[1:-1] + 1).tolist()], edges[1:].tolist() or edges.tolist(), strict=True
-    ):
-        name = f"{low}{unit} to {high}{unit}" if low < high else f"{low}{unit}"
-        found.append((group, name, (whole >= low) & (whole <= high)))
-    return found

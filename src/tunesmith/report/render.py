@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.report.build import Report, tone_and_title
-from tunesmith.report.charts import Chart, make_charts, overlay_charts, reliability_chart, value_charts
+from tunesmith.report.charts import Chart, make_charts, overlay_charts, reliability_chart, value_chart
 from tunesmith.report.predictions import Headline, ScoreGrid, make_grid
 from tunesmith.runs.writing import write_file
 
@@ -38,7 +38,7 @@ def write_report(report: Report, path: Path, charts: Charts | None = None) -> Pa
 
 def report_template() -> Any:
     """The template of the page, compiled once."""
-    return page_template("page.html.j2", score=score_text, percent=_percent, title_of=score_title)
+    return page_template("page.html.j2", score=score_text, title_of=score_title)
 
 
 def render_report(report: Report, drawn: Charts | None = None) -> str:
@@ -55,7 +55,7 @@ def render_report(report: Report, drawn: Charts | None = None) -> str:
             charts=charts,
             more=more,
             reliability=reliability,
-            values=value_charts(*rows.values) if rows and rows.values else [],
+            values=value_chart(*rows.values) if rows and rows.values else None,
             halves=_halves(report),
             tone_and_title=tone_and_title,
             grid=grid,
@@ -110,10 +110,6 @@ def page_template(name: str, **filters: Callable[[Any], str]) -> Any:
     )
     environment.filters |= filters
     return environment.get_template(name)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 def score_text(value: float) -> str:

@@ -49,7 +49,7 @@ def test_report_json_prints_findings_and_writes_nothing(run: Path, capsys: pytes
     ("advice", "flags"),
     [
         ("--learning_rate 3e-5", ["--learning_rate", "3e-5"]),
-        ("leave out --freeze: the whole encoder learns then", ["--freeze", ""]),
+        ("remove --freeze: this trains the whole encoder", ["--freeze", ""]),
         (
             "--validation_file '' --validation_split_fraction 0.1: rows of one source",
             ["--validation_file", "", "--validation_split_fraction", "0.1"],

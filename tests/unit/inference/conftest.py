@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from tunesmith.errors import DataError
 from tunesmith.inference.batcher import Batcher, LoadedModels
 from tunesmith.inference.board import Board
 from tunesmith.inference.server import Listen, make_server, open_socket
@@ -42,12 +43,10 @@ class FakeModel:
         self.wait = threading.Event()
         self.wait.set()
 
-    def encode_rows(self, columns: list[list[str]]) -> list[Any]:
-        return [SimpleNamespace(ids=text) for text in columns[0]]
-
-    def logits_of(self, rows: list[Any]) -> Any:
+    def logits(self, texts: list[str], pairs: list[str] | None) -> Any:
+        if pairs is not None:
+            raise DataError("this model expects one text")
         self.wait.wait(20)
-        texts = [row.ids for row in rows]
         self.batches.append(len(texts))
         if any("panic" in text for text in texts):
             raise BaseException("PanicException")

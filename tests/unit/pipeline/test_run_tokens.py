@@ -10,7 +10,7 @@ import pytest
 
 from tiny_model import sentences
 from tunesmith.config.load import load_config
-from tunesmith.data.tokenize import EncodedRow
+from tunesmith.data.tokenize import EncodedRow, make_token_rows
 from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
 from tunesmith.pipeline.inputs import decide_long_texts
@@ -80,15 +80,18 @@ def test_windows_are_read_whole_in_every_way_to_predict(train: Any) -> None:
     result, _ = train(train_data=rows, test_data=rows[:10], long_texts="windows", max_seq_length=32)
     predictor = Predictor.load(result.run.path, use_cpu=True)
     assert predictor.facts.long_texts == "windows"
-    [encoded] = predictor.encode_rows([[rows[0]["text"]]])
+    [encoded] = predictor.network.encoder.encode([[rows[0]["text"]]])
     assert len(encoded.ids) > 100
     windows = predictor.network.encoder.windows
     assert windows is not None
     ids = np.asarray(encoded.ids)
     parts = [windows.part(ids, start).tolist() for start in windows.starts(len(ids))]
     assert len(parts) == -(-(len(ids) - 2) // 30)
-    alone = predictor.logits_of([EncodedRow(part, [0] * len(part)) for part in parts])
-    assert np.allclose(predictor.logits_of([encoded])[0], alone.mean(axis=0), atol=1e-5)
+    types = predictor.network.has_types
+    alone = predictor.network.logits(
+        make_token_rows([EncodedRow(part, [0] * len(part)) for part in parts], has_types=types)
+    )
+    assert np.allclose(predictor.logits(rows[0]["text"])[0], alone.mean(axis=0), atol=1e-5)
     table = pq.read_table(result.run.predictions_file).to_pydict()
     kept = [p for p, split in zip(table["prob_good"], table["split"], strict=True) if split == "test"]
     texts = [row["text"] for row in rows[:10]]

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-from tunesmith.findings import Finding, Severity
-from tunesmith.report.build import build_report, diagnose_run, tone_and_title
+from tunesmith.report.build import build_report, diagnose_run
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 
@@ -23,24 +20,3 @@ def test_a_run_under_way_is_still_learning_until_its_process_is_gone(
         assert diagnose_run(tmp_path)[0].code == "still_learning"
         assert build_report(tmp_path).findings[0].code == "still_learning"
     assert diagnose_run(tmp_path)[0].code == "stopped_too_early"
-
-
-def test_a_run_that_ended_is_no_longer_under_way_while_it_writes_its_report(
-    tmp_path: Path, synthetic: SimpleNamespace
-) -> None:
-    synthetic.make_folder(tmp_path, synthetic.make_run(**FALLING))
-    with RunLock(RunDir(tmp_path).lock_file):
-        assert diagnose_run(tmp_path)[0].code == "stopped_too_early"
-
-
-@pytest.mark.parametrize(
-    ("code", "severity", "shown"),
-    [
-        ("healthy", "info", ("good", "Healthy")),
-        ("calibration_drift", "info", ("info", "Calibration drifts")),
-        ("overfitting", "warning", ("warn", "Overfitting")),
-        ("label_noise", "error", ("bad", "Label noise")),
-    ],
-)
-def test_a_verdict_has_the_colour_of_its_severity(code: str, severity: Severity, shown: tuple[str, str]) -> None:
-    assert tone_and_title(Finding(code, severity, "seen")) == shown

@@ -99,7 +99,6 @@ def test_every_section_is_there_with_its_facts(page: str) -> None:
         "Confusion matrix",
         "Reliability",
         "Most confident mistakes",
-        "word overlap of the pair",
         "37 rows (1.0%) cut at 96 tokens",
         "tunesmith train --train_file &#39;it&#39;&#34;&#39;&#34;&#39;s pairs.csv&#39;",
         "equivalent 2,474 (67%)",
@@ -129,12 +128,6 @@ def test_hostile_text_stays_text(synthetic: SimpleNamespace, tmp_path: Path) -> 
     assert not any(name.startswith("on") for _, a in found.tags for name in a)
 
 
-def test_json_in_a_page_cannot_end_its_element() -> None:
-    text = embed_json({"name": "</script><!--<script>&"})
-    assert not set("<>&") & set(text)
-    assert json.loads(text) == {"name": "</script><!--<script>&"}
-
-
 def test_a_run_with_nothing_but_its_first_line_still_gets_a_page(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl") as journal:
         journal.append(RunStarted("r", 0, 100, 10.0, 10.0, 80))
@@ -155,13 +148,7 @@ def test_a_run_that_was_not_finite_says_so(synthetic: SimpleNamespace, tmp_path:
     assert data["loss"]["series"][0]["points"][-1] == [151, None]
 
 
-def test_a_long_run_still_fits_and_keeps_its_spike(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal.jsonl") as journal:
-        journal.append(RunStarted("r", 0, 20_000, 1000.0, 20.0, 8000))
-        for step in range(1, 20_001):
-            loss = 7.5 if step == 12_345 else 1 / (1 + step / 1000)
-            journal.append(StepDone(step, step / 1000, loss, 1.0, 1e-5, 8, 100, 120, 0.1))
-    page = render_report(build_report(tmp_path))
-    assert len(page) < 2_000_000
-    data = json.loads(parse(page).scripts[0])
-    assert [12_345, 7.5] in data["loss"]["series"][0]["points"]
+def test_json_in_a_page_cannot_end_its_element() -> None:
+    text = embed_json({"name": "</script><!--<script>&"})
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {"name": "</script><!--<script>&"}

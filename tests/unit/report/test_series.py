@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 
 from tunesmith.events import Evaluated, Event, Resumed, RunStarted, StepDone
-from tunesmith.metrics.table import greater_is_better
 from tunesmith.runs.curves import Series, curves_from_events, load_curves
 from tunesmith.runs.event_log import Journal, read_journal, truncate_journal
 
@@ -44,14 +43,6 @@ def test_the_numbers_of_the_curve_are_the_journals(synthetic: SimpleNamespace, t
     assert (curves.ended, curves.num_steps, curves.last_step) == ("completed", 300, 300)
     assert curves.best() == ("accuracy", 300, 0.85)
     assert curves.name == tmp_path.name
-
-
-def test_a_loss_that_was_not_finite_is_a_gap_never_a_zero(synthetic: SimpleNamespace) -> None:
-    curves = curves_from_events(synthetic.make_run([0.5, 0.3], [0.5, 0.4], nan_after=150))
-    assert np.isnan(curves.train_loss.value[-1])
-    assert np.nanmin(curves.train_loss.value) > 0
-    assert curves.non_finite == (151,)
-    assert curves.ended == "NumericsError"
 
 
 def test_an_evaluation_that_was_not_finite_is_a_gap() -> None:
@@ -92,10 +83,6 @@ def assert_same(a: Series, b: Series) -> None:
     np.testing.assert_array_equal(a.value, b.value)
 
 
-def test_a_run_still_going_has_not_ended(synthetic: SimpleNamespace) -> None:
-    assert curves_from_events(synthetic.make_run([0.5], [0.5], ended=None)).ended is None
-
-
 def test_no_events_give_empty_curves() -> None:
     curves = curves_from_events([])
     assert len(curves.train_loss) == 0
@@ -113,17 +100,6 @@ def test_smoothing_leaves_a_straight_line_where_it_is_and_keeps_gaps() -> None:
     assert np.isfinite(np.delete(found, 50)).all()
 
 
-def test_smoothing_does_not_move_a_step_in_time() -> None:
-    found = series([1.0] * 100 + [0.0] * 100).smoothed(21).value
-    assert abs(found[99] + found[100] - 1.0) < 1e-9
-
-
-def test_smoothing_never_changes_the_raw_values() -> None:
-    raw = series([1.0, 5.0, 1.0, 5.0])
-    raw.smoothed(3)
-    assert raw.value.tolist() == [1.0, 5.0, 1.0, 5.0]
-
-
 def test_thinning_keeps_the_highest_the_lowest_and_the_gaps() -> None:
     values = [0.5] * 10_000
     values[1234], values[7777], values[5000] = 9.0, -9.0, np.nan
@@ -132,13 +108,3 @@ def test_thinning_keeps_the_highest_the_lowest_and_the_gaps() -> None:
     assert np.nanmax(thin.value) == 9.0
     assert np.nanmin(thin.value) == -9.0
     assert np.isnan(thin.value).any()
-
-
-def test_losses_and_errors_are_better_when_small() -> None:
-    assert [greater_is_better(m) for m in ("loss", "mse", "val_loss", "accuracy", "f1")] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-    ]

@@ -23,27 +23,29 @@ const duration = (seconds) => {
   return (seconds / 3600).toFixed(1) + " h";
 };
 
+const within = (line) => {
+  const kept = line.x.flatMap((x, k) => (!zoomed || (x >= zoomed[0] && x <= zoomed[1]) ? [k] : []));
+  return { ...line, x: kept.map((k) => line.x[k]), y: kept.map((k) => line.y[k]) };
+};
+
 const draw_panels = (panels) => {
   at("reading").hidden = panels.some((panel) => panel.lines.length);
   at("more").hidden = !panels.some((panel) => !FIRST.includes(panel.key));
-  // The same moment stands at the same place in every chart.
+  // All charts have the same range of steps.
   const ends = panels.flatMap((panel) => panel.lines.flatMap((line) => (line.x.length ? [line.x[0], line.x[line.x.length - 1]] : [])));
   const x = zoomed || [Math.min(...ends), Math.max(...ends)];
   for (const panel of panels) {
     if (!panel.lines.length) continue;
-    panel.x = x;
     if (!charts.has(panel.key)) charts.set(panel.key, new Chart(at(FIRST.includes(panel.key) ? "charts" : "charts-more"), panel.key, zoom));
-    charts.get(panel.key).update(panel);
+    charts.get(panel.key).update({ ...panel, x, lines: panel.lines.map(within) });
   }
 };
 
-const zoom = async (range) => {
+const zoom = (range) => {
   zoomed = range;
   at("reset").hidden = !range;
   at("zoom").textContent = range ? "Steps " + Math.round(range[0]).toLocaleString("en") + " to " + Math.round(range[1]).toLocaleString("en") + "." : "Drag to zoom.";
-  if (!range) { if (newest) draw_panels(newest.panels); return; }
-  const answer = await fetch(base + "/curves?low=" + range[0] + "&high=" + range[1]);
-  if (answer.ok && zoomed === range) draw_panels((await answer.json()).panels);
+  if (newest) draw_panels(newest.panels);
 };
 
 const draw_findings = (list) => {
@@ -91,7 +93,7 @@ const update = (state) => {
   draw_findings(state.findings);
   at("notes").hidden = !state.notes.length;
   at("note-list").replaceChildren(...state.notes.map((note) => make("li", "", note)));
-  if (!zoomed) draw_panels(state.panels);
+  draw_panels(state.panels);
   // The model of a run that has just ended can be tried: the page learns of it by loading once more.
   if (was && was.status === "running" && state.status === "finished" && !at("ask")) setTimeout(() => location.reload(), 1500);
 };
