@@ -92,8 +92,10 @@ SEVERITIES = ("error", "warning")
 """Severities of data findings at the top of the page, the worst first."""
 
 
-def run_facts(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any]) -> TableRows:
-    """(name, value): model, time, steps, as far as they are known."""
+def run_facts(
+    curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], environment: Mapping[str, Any]
+) -> TableRows:
+    """(name, value): model, time, machine, steps, as far as they are known."""
     best = curves.best()
     speed = curves.tokens_per_second.finite().value
     epochs = curves.last_step / curves.steps_per_epoch if curves.steps_per_epoch else 0
@@ -102,6 +104,7 @@ def run_facts(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, A
         "task": summary.get("task"),
         "started": say_date(curves.times[0]),
         "duration": _duration(curves),
+        "machine": _machine(environment),
         "training rows": f"{curves.train_rows:,}" if curves.train_rows else None,
         "steps": f"{curves.last_step:,} of {curves.num_steps:,}" if curves.num_steps else curves.last_step,
         "epochs": f"{epochs:.3g}" if epochs else None,
@@ -132,6 +135,13 @@ def _duration(curves: Curves) -> str | None:
     if hours:
         shown = f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
     return f"{shown}, including interruptions" if curves.resumed_at else shown
+
+
+def _machine(environment: Mapping[str, Any]) -> str | None:
+    device, cpus = environment.get("device"), environment.get("cpus")
+    system = str(environment.get("platform") or "").split("-")[0]
+    parts = (device, environment.get("gpu"), f"{cpus} cores" if cpus else None, system, environment.get("machine"))
+    return ", ".join(str(part) for part in parts if part) or None
 
 
 def floor_scores(metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, list[Headline]]:
@@ -267,7 +277,7 @@ def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Repo
         floors=floor_scores(metrics, summary),
         findings=diagnose_with(curves, config, summary, running=is_in_training(folder, curves)),
         data_findings=data_findings(summary),
-        facts=run_facts(curves, config, summary),
+        facts=run_facts(curves, config, summary, environment),
         splits=split_facts(summary),
         columns=tuple((use, say_value(names)) for use, names in (summary.get("columns") or {}).items()),
         notes=data_notes(summary),
