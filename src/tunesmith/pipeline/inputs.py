@@ -38,15 +38,6 @@ from tunesmith.models.files import load_tokenizer, position_limit, read_config_f
 from tunesmith.models.load import HeadNames, read_head_names
 from tunesmith.pipeline.watch import Say, ShowProgress
 
-PLAIN_OPTION_NAMES = """
-    train_file validation_file test_file task_name dataset_name dataset_config_name text_column_names label_column_name
-    label_names do_regression validation_split_fraction encoding delimiter quoting sheet_name max_train_samples
-    max_eval_samples max_predict_samples label_separator positive_label merge_label_variants split_column_name
-    skip_bad_rows allow_single_label allow_empty_text labels_file cache_dir
-"""
-PLAIN_OPTIONS = tuple(PLAIN_OPTION_NAMES.split())
-"""Options that the reader takes under the same name."""
-
 
 @dataclass(frozen=True)
 class RunData:
@@ -75,17 +66,8 @@ def read_run_data(
         need_weights=need_weights,
     )
     head = read_head_names(read_config_file(folder))
-    given: dict[str, Any] = {name: getattr(config, name) for name in PLAIN_OPTIONS}
-    given |= {f"{split}_data": rows for split, rows in data.items()}
-    splits = {split: getattr(config, f"{split}_split_name") for split in ("train", "validation", "test")}
     bundle = load_data(
-        **given,
-        fold=None if config.fold is None else (config.fold, config.folds or config.fold),
-        seed=config.seed if config.data_seed is None else config.data_seed,
-        split_names={split: name for split, name in splits.items() if name is not None},
-        hub_options={"allow_download": config.allow_download},
-        head_names=head.names,
-        on_progress=lambda done, total: progress("reading", done, total),
+        config, data, head_names=head.names, on_progress=lambda done, total: progress("reading", done, total)
     )
     if not use_test:
         rows, parts = dict(bundle.splits), dict(bundle.parts)
