@@ -106,13 +106,13 @@ def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new:
         note = f"Labels: in the order of the model's head, {', '.join(labels.names[:8])}."
         return RunData(bundle, folder, False, (note,))
     if allow_new:
-        note = f"The model's head was trained for {', '.join(head.names[:8])}: it starts afresh."
+        note = f"The model's head was trained for {', '.join(head.names[:8])}: it is re-initialized."
         return RunData(bundle, folder, True, (note,))
     raise head.refusal(labels.names, str(folder))
 
 
 def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) -> None:
-    """A ConfigError with every option asked for that has no effect in `tunesmith train`.
+    """A ConfigError with every requested option that has no effect in `tunesmith train`.
 
     `one_of_many`: the run is one of those that `--recipe best` consists of.
     """

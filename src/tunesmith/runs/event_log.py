@@ -1,8 +1,8 @@
 """The event log of a run: one event per line, appended as it happens and truncated when a run goes back to a checkpoint.
 
 A line counts once its newline is on disk. A process killed while writing leaves at most one line without a newline: readers
-ignore it, and the next writer removes it. `SafePoint` is not stored. `read_columns` reads a log as arrays, `ColumnsTail` follows one
-that is being written, and `peek_journal` reads a few facts from both ends.
+ignore it, and the next writer removes it. `SafePoint` is not stored. `read_columns` reads a log as arrays, `ColumnsTail`
+follows one that is being written, and `peek_journal` reads a few facts from both ends.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Journal:
 
 
 def is_journal(path: Path) -> bool:
-    """Whether this is a plain file that a run of ours wrote, damaged or not, or an empty one."""
+    """Whether this is a plain file that a tunesmith run wrote, damaged or not, or an empty one."""
     try:
         with open(open_regular(path, follow=False), "rb") as file:
             start = file.read(1 << 16)
@@ -117,7 +117,7 @@ def is_journal(path: Path) -> bool:
 
 
 def require_journal(path: Path) -> None:
-    """A ResourceError when there is something other than a journal of ours here."""
+    """A ResourceError when there is something other than our event log here."""
     if kind_of(path) is not None and not is_journal(path):
         raise in_the_way(path, "is not a journal that tunesmith wrote, so it is neither replaced nor added to")
 

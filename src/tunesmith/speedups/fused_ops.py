@@ -70,7 +70,7 @@ class SideStream:
     """
 
     MOST_TOKENS = 16384
-    """On an H200 3% of a step of BERT-base at 64 rows and up to 2% at 256 (13,824 tokens), with the same bits (0122)."""
+    """On an H200 3% of a step of BERT-base at 64 rows and up to 2% at 256 (13,824 tokens), with the same bits."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -78,7 +78,7 @@ class SideStream:
 
     @contextmanager
     def after(self, *inputs: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Inside, kernels run beside those that follow, once the inputs are there."""
+        """Inside, kernels overlap with those that follow, once the inputs are there."""
         device = inputs[0].device
         if device.type != "cuda" or inputs[0].shape[0] > self.MOST_TOKENS or not nobody_looks(parameters):
             yield
@@ -364,9 +364,8 @@ def rotated(packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: i
 
 LONGEST_FUSED = 256
 LONGEST_OF_FEW, FEW_TOKENS = 512, 4096
-"""Flash attention's larger tiles pay for longer rows where these are many: its backward pass in one order takes longer (decision
-0126: a step of 3,072 tokens in rows of 260 to 420 takes 6.84 ms with it and 6.27 with the kernels here, one of 14,848 tokens
-in rows of up to 512 takes 22.7 and 24.4)."""
+"""Flash attention pays off for many long rows, but its deterministic backward pass takes longer: 6.84 vs. 6.27 ms per step
+with 3,072 tokens in rows of 260 to 420, and 22.7 vs. 24.4 ms with 14,848 tokens in rows of up to 512."""
 
 
 class _Attention(torch.autograd.Function):

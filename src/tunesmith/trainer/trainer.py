@@ -499,7 +499,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         shown = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
         place = f"training rows {shown}" if rows else f"batch {self._batches_read} of epoch {self._epoch}"
         raise NumericsError(
-            f"step {step}: {what}{name and ' of '}{name} is NaN or infinite ({place}); the update was not applied"
+            f"step {step}: {what}{name and ' of '}{name} is NaN or infinite ({place}); the update was skipped"
             + (f"; last good checkpoint: {last.name}" if last is not None else ""),
             where=str(where),
             fix="Lower learning_rate, use bf16 instead of fp16, or look at these rows.",
