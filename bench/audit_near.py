@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from tunesmith.data.near_duplicates import COPIED, find_near, survey_texts
+from tunesmith.data.near_duplicates import find_near, survey_texts
 from tunesmith.data.source import Part
 
 SHARED = Path(os.environ.get("SHARED_DIR", "/work/shared"))
@@ -98,16 +98,14 @@ def main() -> None:
             name: Part.of(Dataset.from_dict({"text": some, "labels": [0] * len(some)}), name)
             for name, some in (("train", train), ("validation", rows))
         }
-        found = find_near(survey_texts(parts, ["text"]), half)
-        near = found.in_train.at_least(found.least)
-        hit = (near[half:] >= 0) | ((found.equal[half:] >= 0) & (found.equal[half:] < half))
+        near = find_near(survey_texts(parts, ["text"]), half)[1]
+        hit = near[half:] < half
         false, place = hit[: len(held)], len(held)
         for name, some in planted.items():
             print(f"{task:<6} {name:<22} {hit[place : place + len(some)].mean():.1%} found", flush=True)
             place += len(some)
         print(
-            f"{task:<6} {'all planted':<22} {hit[len(held) :].mean():.1%} found, {false.mean():.2%} of {len(held)} other rows, "
-            f"{(found.in_train.percent[half : half + len(held)] >= COPIED).mean():.2%} are copies; from {found.least}%"
+            f"{task:<6} {'all planted':<22} {hit[len(held) :].mean():.1%} found, {false.mean():.2%} of {len(held)} other rows"
         )
         for row in np.flatnonzero(false)[: args.show]:
             print(f"    {held[row][:90]} ||| {train[near[half + row]][:90]}")

@@ -268,7 +268,7 @@ def make_split_folder(path: Any, *, kind: str, rows: int = 300, seed: int = 0) -
     found = [
         {"code": "cut_rows", "severity": "warning", "evidence": "75 rows are cut at 128 tokens.", "advice": advice},
         {"code": "split_leak", "severity": "error", "evidence": "149 test rows are in train.", "advice": []},
-        {"code": "text_drift", "severity": "info", "evidence": "Test texts are told by their words.", "advice": []},
+        {"code": "majority_baseline", "severity": "info", "evidence": "Constant baseline: 60.0%.", "advice": []},
     ]
     counts = {name: 300 // (k + 1) for k, name in enumerate(names)}
     summary = {

@@ -16,8 +16,6 @@ from tunesmith.data.label_values import (
     is_list_type,
     is_string_type,
     label_cells,
-    plain_numbers,
-    style_of_numbers,
     survey_labels,
 )
 from tunesmith.data.source import BAD_COLUMN, Source
@@ -167,7 +165,6 @@ def _add_label_reasons(found: Reasons, source: Source, label: str, task: Task, l
     if is_list_type(kind):
         return
     missing = Reason(label, "the label is missing")
-    style = style_of_numbers(source, label) if task is Task.REGRESSION else None
     for start, table in source.scan([label]):
         cells = label_cells(table.column(label))
         if not is_string_type(kind):
@@ -176,7 +173,7 @@ def _add_label_reasons(found: Reasons, source: Source, label: str, task: Task, l
         blank = pc.or_(pc.is_null(cells), pc.fill_null(pc.equal(cells, ""), False))
         _mark(found, start, blank, missing)
         if task is Task.REGRESSION:
-            number = pc.match_substring_regex(plain_numbers(cells, style), NUMBER)
+            number = pc.match_substring_regex(cells, NUMBER)
             _mark(found, start, pc.and_(pc.invert(number), pc.invert(blank)), Reason(label, "not a number"))
             continue
         for value in pc.unique(cells.drop_null()).to_pylist():

@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from tunesmith.data.label_values import (
-    CURRENCY,
+    ANY_NUMBER,
     DOUBTFUL_SEPARATORS,
+    NUMBER,
     Survey,
     alike,
     class_names,
     find_separator,
-    has_other_numbers,
     has_single_labels,
     holds_places,
     is_list_type,
-    looks_like_thousands,
-    number_style,
     survey_labels,
 )
 from tunesmith.data.source import Source
@@ -48,7 +46,7 @@ WEAK_LABELS: tuple[str, ...] = (
     *("sentiment", "score", "stars", "rating", "similarity", "is_duplicate", "coarse_label", "intent", "emotion"),
     *("polarity", "topic"),
 )
-"""Names of labels that may stand beside another label column."""
+"""Names of label columns that may come with another label column."""
 ASIDE: tuple[str, ...] = (
     *("lang", "language", "locale", "source", "split", "set", "subset", "partition", "fold", "date", "author"),
     *("user", "username", "country", "region", "annotator", "prediction", "predicted", "truncated"),
@@ -63,9 +61,6 @@ _DATE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}(:\d{2})?
 _MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _WORD_DATE = re.compile(rf"^(?=.*\b({_MONTHS})[a-z]*\b)(?=.*\d)[\w ,.:/+-]{{5,40}}$", re.IGNORECASE)
 _RECORDS = re.compile(r'^\[?\s*\{\s*"')
-_ANY_NUMBER = re.compile(
-    r"^[€$£¥₹]?\s?[+-]?(\d{1,3}(\.\d{3})+(,\d+)?|\d{1,3}(,\d{3})+(\.\d+)?|\d+([.,]\d+)?|[.,]\d+)([eE][+-]?\d+)?(\s?[%€$£¥₹])?$"
-)
 Kind = Literal["text", "label", "switch", "number", "id", "date", "empty", "list", "other"]
 
 
@@ -134,7 +129,7 @@ def _kind(name: str, texts: Sequence[str], counts: Counter[str], words: float, *
         return "date"
     if mostly(_RECORDS):
         return "other"
-    if mostly(_ANY_NUMBER):
+    if mostly(ANY_NUMBER):
         whole = all(text.lstrip("+-").isdigit() for text in texts)
         if whole and varied > 0.9 and len(texts) > 5:
             return "id"
@@ -213,7 +208,7 @@ class ColumnChooser:
         if not texts:  # few or short rows: any words, those that vary the most
             words = [n for n in readable if self.profiles[n].holds_words]
             varied = [n for n in words if self.profiles[n].different > self.profiles[n].values / 2]
-            alone = None if varied else self._beside_labels(readable)
+            alone = None if varied else self._besides_labels(readable)
             if alone is not None:
                 return [(alone,)], f"Text: column {alone!r}, the only one besides the labels."
             texts = varied or [n for n in words if self.profiles[n].kind != "id"]
@@ -227,8 +222,8 @@ class ColumnChooser:
         longest = sorted(texts, key=lambda n: -self.profiles[n].words)
         return [*[(n,) for n in longest], (texts[0], texts[1])], ""
 
-    def _beside_labels(self, readable: list[str]) -> str | None:
-        """The only column of single words (such as addresses) beside one column of labels."""
+    def _besides_labels(self, readable: list[str]) -> str | None:
+        """The only column of single words (such as addresses) in addition to one column of labels."""
         both = [n for n, p in self.profiles.items() if p.kind not in ("empty", "date") and not _is_id_name(n)]
         found = [n for n in both if n in readable and self.profiles[n].kind in ("id", "other")]
         others = [n for n in both if n not in found]
@@ -458,31 +453,18 @@ def _choose_task(
     if found is not None:
         what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
         return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} hold {what}."
-    amount = next((value for value in survey.counts if re.search(r"\d", value) and re.search(CURRENCY, value)), None)
-    if do_regression is None and amount is not None and survey.numbers == 0:
-        fix = "Write plain numbers without the currency, such as 1234.50."
-        raise DataError(f"column {label!r} contains amounts such as {amount!r}", where=source.origin, fix=fix)
-    if do_regression is None:
-        numbers = _kind_of_numbers(source, label, survey)
-        if numbers is not None:
-            return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers {numbers}."
+    if do_regression is None and survey.looks_like_scores:
+        return Task.REGRESSION, f"Task: regression, because {label!r} contains numbers with fractions."
+    if do_regression is None and survey.counts and all(ANY_NUMBER.match(value) for value in survey.counts):
+        other = next((value for value in survey.counts if not re.match(NUMBER, value)), None)
+        if other is not None:
+            fix = "Write plain numbers such as 1234.5, or set --do_regression false if they are classes."
+            raise DataError(f"column {label!r} contains numbers such as {other!r}", where=source.origin, fix=fix)
     if survey.too_many:
         fix = "Set a different --label_column_name, or --do_regression true for scores."
         raise DataError(f"column {label!r} has over 10,000 different values", where=source.origin, fix=fix)
     task, why = _class_task(source, label, survey, do_regression, merge=merge)
     return task, f"{why} Each list has one label." if single else why
-
-
-def _kind_of_numbers(source: Source, label: str, survey: Survey) -> str | None:
-    """How the numbers to predict are written; None where labels are classes."""
-    style = number_style(survey.counts)
-    if style is not None:
-        return f"such as {style}"
-    if has_other_numbers(survey.counts):
-        if looks_like_thousands(survey.counts):
-            _ask(source, f"are numbers of {label!r} such as 1,234 decimals?", "--do_regression true")
-        return "with decimal commas or percent signs"
-    return "with fractions" if survey.looks_like_scores else None
 
 
 def _class_task(
@@ -519,7 +501,7 @@ def _refuse_absent_header(chooser: ColumnChooser) -> None:
     """Refuse a file whose first line is a row: a name that is a value of its own column, or a number in a column of numbers."""
     source = chooser.source
     for name, cells in (first_rows(source) if source.lines else {}).items():
-        numbers = chooser.profiles[name].kind in ("number", "label", "switch", "id") and _ANY_NUMBER.match(name)
+        numbers = chooser.profiles[name].kind in ("number", "label", "switch", "id") and ANY_NUMBER.match(name)
         if name in cells or numbers:
             why = "is a value of its own column" if name in cells else "is a number"
             problem = f"the file seems to have no header: {name[:40]!r} in the first line {why}"

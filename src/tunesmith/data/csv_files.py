@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import methodcaller
@@ -97,16 +96,6 @@ def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
     return Dialect(best, True, sure=True) if widths[best] > 1 else dialect
 
 
-def refuse_title(head: str, dialect: Dialect, origin: str) -> None:
-    """Refuses a file that begins with a title or a date and not with the column names; the command cuts it off."""
-    lines = head.splitlines()[:_SNIFFED_LINES]
-    for start in range(1, min(6, len(lines) - 3)):
-        title = lines[0] and lines[start] and not any(dialect.delimiter in line for line in lines[:start])
-        if title and _width("\n".join(lines[start:]), dialect.delimiter, quoting=dialect.quoting) > 1:
-            problem = f"the first line is {lines[0][:60]!r}, and the column names seem to be in line {start + 1}"
-            raise DataError(problem, where=f"{origin}:1", fix=f"Delete the lines above line {start + 1}.")
-
-
 def has_quoted_cells(head: str, dialect: Dialect) -> bool:
     """Whether most of the first rows have a cell that is enclosed in quotes."""
     rows = [line.split(dialect.delimiter) for line in head.splitlines()[1 : 1 + _SNIFFED_LINES]]
@@ -135,35 +124,19 @@ def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
         raise DataError(problem, where=f"{origin}:1", fix=f"Set --delimiter {likely}.")
 
 
-FASTTEXT_MARK = "__label__"
-
-
 def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
-    """("fasttext" | "jsonl" | "csv" | "tsv", how its cells are set apart) of a file that begins with this text."""
+    """("jsonl" | "csv" | "tsv", how its cells are set apart) of a file that begins with this text."""
     if "\0" in head:
         raise describe_nul(head).at(f"{origin}:1")
     lines = [line for line in head.splitlines()[:200] if line.strip()]
-    if sum(line.startswith(FASTTEXT_MARK) for line in lines) * 2 > len(lines):
-        return "fasttext", None
     if head.lstrip().startswith("{"):
         return "jsonl", None
     dialect = sniff_dialect(head, choose_dialect("tsv", delimiter=None, quoting=None))
     if _width(head, dialect.delimiter, quoting=dialect.quoting) > 1 and len(lines) > 2:
         return ("tsv" if dialect.delimiter == "\t" else "csv"), dialect
-    raise _no_columns(lines, origin)
-
-
-def _no_columns(lines: list[str], origin: str) -> DataError:
-    firsts = Counter(line.split(maxsplit=1)[0] for line in lines)
     problem = f"no columns found: no {', '.join(DELIMITER_NAMES.values())} separates all of the first lines alike"
-    if len(lines) >= 10 and 1 < len(firsts) <= len(lines) / 4:
-        shown = ", ".join(word for word, _ in firsts.most_common(3))
-        fix = (
-            f"If the first word of a line is its label ({shown}), write a tab after it and a first line label<tab>text."
-        )
-        return DataError(problem, where=origin, fix=fix)
     fix = "Set --delimiter, or use a file with a text and a label in each line, such as .csv, .tsv or .jsonl."
-    return DataError(problem, where=origin, fix=fix)
+    raise DataError(problem, where=origin, fix=fix)
 
 
 MAX_RECORD_CHARS = 16 << 20

@@ -224,7 +224,7 @@ def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, i
     for mark, codec in _MARKS:
         if head.startswith(mark):
             if asked is not None and not codec.startswith(_WITHOUT_MARK.get(asked, asked).rsplit("-", 1)[0]):
-                problem = f"starts with a byte order mark of {codec}, but --encoding {encoding} was asked for"
+                problem = f"starts with a byte order mark of {codec}, but --encoding is {encoding}"
                 raise DataError(problem, where=origin, fix="Omit --encoding.")
             return codec, len(mark)
     if asked is None:

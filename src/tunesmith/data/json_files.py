@@ -1,4 +1,4 @@
-"""JSON lines, JSON files, fastText lines (`__label__NAME text`), and the exports of Label Studio, Doccano and Argilla.
+"""JSON lines, JSON files, and the exports of Label Studio, Doccano and Argilla.
 
 Rules. JSON lines have one object per line; empty lines are allowed only at the end. A key that appears twice, NaN, Infinity, a
 number too large for a float, nesting deeper than 64 and half a surrogate pair are refused with their line. A `.json` file may
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NoReturn
 
-from tunesmith.data.csv_files import FASTTEXT_MARK
 from tunesmith.data.files import UnreadableText
 from tunesmith.data.source import BAD_COLUMN, LINE_COLUMN
 from tunesmith.errors import DataError, did_you_mean
@@ -44,29 +43,9 @@ def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, arra
     return _batches(records, kinds)
 
 
-def fasttext_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds) -> Iterator[Any]:
-    """Yield record batches with the columns text and label: names, or lists of names if some line has several."""
-    return _batches(_fasttext_records(blocks, origin, kinds), kinds)
-
-
 def _batches(records: Iterator[Record], kinds: ColumnKinds) -> Iterator[Any]:
     while some := list(islice(records, BATCH_ROWS)):
         yield kinds.batch([record for _, record in some], [number for number, _ in some])
-
-
-def _fasttext_records(blocks: Iterable[str], origin: str, kinds: ColumnKinds) -> Iterator[Record]:
-    for number, line in text_lines(blocks, origin):
-        names, text = [], line.strip()
-        while text.startswith(FASTTEXT_MARK):
-            first, _, text = text.partition(" ")
-            names.append(first.removeprefix(FASTTEXT_MARK))
-            text = text.lstrip()
-        several = kinds.kinds.get("label", "").startswith("list")
-        if len(names) > 1 and not several:
-            kinds.kinds.update(text="text", label="list:text")
-            raise Widened
-        if line.strip():
-            yield number, {"text": text, "label": names if several else names[0] if names else None}
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------

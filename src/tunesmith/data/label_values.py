@@ -1,5 +1,5 @@
-"""What is in a label column: its values by name, how often, first where, in one vectorised pass; whether a cell holds several
-labels; how numbers are written; and which labels a person reads as one although the data holds two.
+"""The values of a label column: names, counts and first rows in one vectorized pass; cells with several labels; and labels
+that look the same to a person.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,19 +22,14 @@ MAX_LABELS = 10_000
 """A column with more distinct values does not hold labels; counting stops there."""
 
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-CURRENCY = r"^\s*[€$£¥₹]|[€$£¥₹]\s*$"
-"""A currency sign before or after a number."""
-_OTHER_NUMBER = re.compile(r"^[+-]?\d+(,\d+|([.,]\d+)?\s?%)$")
-_WRITTEN_NUMBER = re.compile(r"^[+-]?\d+([.,]\d+)?(\s?%)?$")
-_GROUPED = {
-    "1.234,5": re.compile(r"^[+-]?\d{1,3}(\.\d{3})*(,\d+)?$"),
-    "1,234.5": re.compile(r"^[+-]?\d{1,3}(,\d{3})*(\.\d+)?$"),
-}
+ANY_NUMBER = re.compile(
+    r"^[€$£¥₹]?\s?[+-]?(\d{1,3}(\.\d{3})+(,\d+)?|\d{1,3}(,\d{3})+(\.\d+)?|\d+([.,]\d+)?|[.,]\d+)([eE][+-]?\d+)?(\s?[%€$£¥₹])?$"
+)
+"""A number in any notation: with decimal comma, thousands separators, percent or currency sign."""
 SEPARATORS = ("|", ";")
 """Characters that separate labels beyond doubt if the parts of cells repeat."""
 DOUBTFUL_SEPARATORS = {",": "comma", "/": "slash", " ": "space"}
 """Characters that may be part of a name, so that the user is asked."""
-_BOTH = re.compile(r"\d\.\d{3},\d|\d,\d{3}\.\d|\d([.,])\d{3}\1\d{3}")
 
 
 @dataclass(frozen=True)
@@ -213,7 +208,7 @@ def find_separator(counts: Mapping[str, int]) -> str | None:
 def _sets_apart(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
     """Whether the parts of cells occur again in other cells, as labels do."""
     several = [cell for cell in cells if separator in cell]
-    if sum(counts[cell] for cell in several) < 2 or _are_numbers(cells):
+    if sum(counts[cell] for cell in several) < 2 or all(ANY_NUMBER.match(cell) for cell in cells):
         return False
     uses = Counter(part for cell in cells for part in split_cell(cell, separator))
     again = sum(count > 1 for count in uses.values())
@@ -237,45 +232,6 @@ def split_cell(cell: str | None, separator: str) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(v, (str, int)) for v in found):
         raise ValueError(f"{cell[:60]!r} is not a list of labels")
     return [str(value) for value in found]
-
-
-def has_other_numbers(values: Iterable[str]) -> bool:
-    """Whether the values are numbers and some are written as 3,5 or 40 %."""
-    found = [value for value in values if value]
-    return _are_numbers(found) and any(_OTHER_NUMBER.match(v) for v in found)
-
-
-def _are_numbers(values: Iterable[str]) -> bool:
-    """Whether all values, one at least, are numbers as people write them."""
-    found = list(values)
-    return bool(found) and all(_WRITTEN_NUMBER.match(value) for value in found)
-
-
-def number_style(values: Iterable[str]) -> str | None:
-    """ "1.234,5" or "1,234.5" where all values are numbers of that form and some show which one; None for anything else."""
-    found = [value for value in values if value]
-    styles = [name for name, form in _GROUPED.items() if found and all(form.match(value) for value in found)]
-    return styles[0] if len(styles) == 1 and any(_BOTH.search(value) for value in found) else None
-
-
-def looks_like_thousands(values: Iterable[str]) -> bool:
-    """Whether every comma stands before exactly three digits: 1,234 may be a thousand and more."""
-    commas = [value for value in values if "," in value]
-    return bool(commas) and all(len(value.rpartition(",")[2]) == 3 for value in commas)
-
-
-def plain_numbers(cells: Any, style: str | None = None) -> Any:
-    """Text cells with 3,5 written as 3.5, 40 % as 40 and, where numbers have the `style` "1.234,5" or "1,234.5", 1234.5."""
-    import pyarrow.compute as pc
-
-    if style is not None:
-        cells = pc.replace_substring(cells, style[1], "")
-    return pc.replace_substring_regex(cells, r"^([+-]?\d+)(?:[.,](\d+))?\s?%$|^([+-]?\d+),(\d+)$", r"\1\3.\2\4")
-
-
-def style_of_numbers(source: Source, column: str) -> str | None:
-    """How the numbers of a text column are written, where groups of digits are set apart: "1.234,5" or "1,234.5"."""
-    return number_style(survey_labels(source, column).counts) if "string" in str(source.type_of(column)) else None
 
 
 def visible(text: str) -> str:

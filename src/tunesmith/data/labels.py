@@ -12,6 +12,7 @@ import csv
 import hashlib
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -32,9 +33,7 @@ from tunesmith.data.label_values import (
     is_string_type,
     label_batches,
     label_cells,
-    plain_numbers,
     split_cell,
-    style_of_numbers,
     survey_labels,
 )
 from tunesmith.data.source import Part, Source
@@ -52,7 +51,6 @@ SHOWN = 4
 _UNLABELLED_NAME = str(UNLABELLED)
 _SWITCHES = ({"0", "1"}, {"0.0", "1.0"}, {"false", "true"})
 _TYPO_SHARE = 200
-"""A label this many times rarer than one that reads almost the same is taken for a typing error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +176,7 @@ def _choose_names(
 ) -> Naming:
     """The names and the values they stand for. `default_names` (GLUE's) apply to whole-number labels only.
 
-    Where nothing was asked for and the names are those of the model's head, they come in its order.
+    If neither names nor a ClassLabel are set and the names are those of the model's head, its order is used.
     """
     found = [name for name in survey.counts if name != _UNLABELLED_NAME or name in (label_names or ())]
     features = class_names(train, column)
@@ -223,7 +221,7 @@ def is_whole(name: str) -> bool:
 
 
 def _put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | None, *, free: bool) -> Naming:
-    """Two classes with the positive one second: the one asked for, else 1 of 0 and 1, else the rarer one in train.
+    """Two classes with the positive one second: `asked`, else 1 of 0 and 1, else the rarer one in train.
 
     Where the order is not `free` (label_names, a ClassLabel, a trained head, GLUE) it stays, and another wish is refused.
     """
@@ -296,19 +294,16 @@ def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
 
 
 def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
-    """Refuses a rare label that is nearly equal to a very frequent one: it is probably a typing error, not a class."""
+    """Refuse a rare label that is nearly equal to one that is _TYPO_SHARE times as frequent: probably a typing error."""
     for name, count in survey.counts.items():
         for other, often in survey.counts.items():
             if often >= _TYPO_SHARE * count and len(name) > 3 and not (is_whole(name) or is_whole(other)):
-                if SequenceMatcher(None, name, other).ratio() < 0.85 or _digits(name) != _digits(other):
+                digits, other_digits = (re.sub(r"\D", "", text) for text in (name, other))
+                if SequenceMatcher(None, name, other).ratio() < 0.85 or digits != other_digits:
                     continue
                 problem = f"{name!r} ({count:,} of {survey.rows:,} rows) reads like {other!r} ({often:,} rows)"
                 fix = f"Did you mean {other!r}? If not, list both in --label_names."
                 raise DataError(problem, where=train.where(survey.first_row[name], column), fix=fix)
-
-
-def _digits(name: str) -> str:
-    return "".join(c for c in name if c.isdigit())
 
 
 LARGEST_SCORE = 1e8
@@ -321,8 +316,7 @@ def read_scores(source: Source, column: str, *, is_test: bool) -> Any:
 
     if column not in source.column_names:
         return pa.array(np.full(source.dataset.num_rows, np.nan, dtype=np.float32))
-    style = style_of_numbers(source, column)
-    parts = [_numbers(label_cells(t.column(column)), source, column, at, style) for at, t in source.scan([column])]
+    parts = [_numbers(label_cells(t.column(column)), source, column, at) for at, t in source.scan([column])]
     scores = np.concatenate(parts)
     if is_test and (scores == UNLABELLED).all():
         scores = np.full_like(scores, np.nan)
@@ -345,12 +339,11 @@ def _refuse_constant(train: Source, column: str, scores: Any) -> None:
         raise DataError(problem, where=train.where(0, column), fix="Add rows with other labels.")
 
 
-def _numbers(cells: Any, source: Source, column: str, start: int, style: str | None) -> Any:
+def _numbers(cells: Any, source: Source, column: str, start: int) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if is_string_type(cells.type):
-        cells = plain_numbers(cells, style)
         good = pc.match_substring_regex(cells, NUMBER)
     elif pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type):
         good = pc.is_finite(cells)

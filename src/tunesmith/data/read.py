@@ -28,7 +28,6 @@ from tunesmith.data.csv_files import (
     choose_dialect,
     has_quoted_cells,
     recognise_lines,
-    refuse_title,
     sniff_dialect,
 )
 from tunesmith.data.files import (
@@ -80,7 +79,7 @@ class DataBundle:
     findings: tuple[Finding, ...] = ()
     """The findings of the audit; reading itself has none."""
     bad_rows: tuple[BadRow, ...] = ()
-    """Rows that were left out because `skip_bad_rows` asked for it."""
+    """Rows that were left out because of `skip_bad_rows`."""
 
 
 def load_data(
@@ -353,10 +352,7 @@ def _recognised(file: _File) -> _File:
         kind, dialect = recognise_lines(_first_text(file), file.origin)
         file = replace(file, kind=kind, dialect=dialect)
     if file.dialect is not None and not file.dialect.sure:
-        head = _first_text(file)
-        dialect = sniff_dialect(head, file.dialect)
-        refuse_title(head, dialect, file.origin)
-        file = replace(file, dialect=dialect)
+        file = replace(file, dialect=sniff_dialect(_first_text(file), file.dialect))
     return file
 
 
@@ -377,8 +373,6 @@ def _reading_note(file: _File, facts: Mapping[str, Any]) -> str | None:
         return f"Reading: sheet {facts['sheet']!r} of {file.origin}; not read: {', '.join(facts['other_sheets'])}."
     if facts.get("export"):
         return f"Reading: {file.origin} is an export of {facts['export']}. With several answers, the majority is the label."
-    if file.kind == "fasttext":
-        return f"Reading: {file.origin} contains fastText lines, `__label__NAME text`."
     if file.dialect is not None and not file.dialect.quoting and has_quoted_cells(_first_text(file), file.dialect):
         return f"Reading: quotes in {file.origin} are kept as text. Use --quoting minimal to parse them."
     if file.dialect is None or file.dialect.delimiter == ("\t" if file.kind == "tsv" else ","):
@@ -415,14 +409,12 @@ def _make_table(file: _File, key: str, cache: RowCache) -> CachedRows | None:
 def _text_batches(file: _File, kinds: ColumnKinds) -> Iterator[Any]:
     """`kinds` has the types of the columns of objects; the cells of delimited text are strings."""
     from tunesmith.data.csv_files import delimited_batches
-    from tunesmith.data.json_files import fasttext_batches, json_batches
+    from tunesmith.data.json_files import json_batches
 
     with file.open() as stream:
         blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
         if file.dialect is not None:
             yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad)
-        elif file.kind == "fasttext":
-            yield from fasttext_batches(blocks, origin=file.origin, kinds=kinds)
         else:
             yield from json_batches(blocks, origin=file.origin, kinds=kinds, array_allowed=file.kind == "json")
         if stream.sha256 != file.digest:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tunesmith.data.columns import Columns
     from tunesmith.data.source import Part
 
-VERSION = 4
+VERSION = 5
 """Part of every cache key: raise it when the stored columns or their meaning change."""
 BATCH_ROWS = 1000
 USUAL_LENGTH = 512
@@ -105,7 +105,7 @@ def tokenize(
         problem = f"the tokenizer returns token id {largest}, but the model has only {vocab_size} token embeddings"
         raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
     longest = max_length if encoder.windows is None else encoder.windows.longest
-    truncated = CutCount(*stored.facts["cut"]).in_split(len(dataset), len(text), longest)
+    truncated = CutCount(*stored.facts["cut"]).in_split(len(dataset), longest)
     used = np.frombuffer(base64.b64decode(stored.facts["used_ids"]), dtype=np.uint8)
     tokens = stored.dataset()
     rows = TokenRows.from_arrow(tokens.data.table, known_ids=np.flatnonzero(np.unpackbits(used)))
@@ -169,8 +169,11 @@ class _TokenWriter:
                 offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(column.lengths(), dtype=np.int32)])
                 values = pa.array(np.concatenate([ids for ids, _ in column.chunks]))
                 columns[name] = pa.ListArray.from_arrays(pa.array(offsets), values)
-            columns |= {"length": pa.array(rows.lengths), "cut": pa.array(cuts[:, 0])}
-            columns |= {"cut_second": pa.array(cuts[:, 1]), "unread": pa.array(cuts[:, 2].astype(bool))}
+            columns |= {
+                "length": pa.array(rows.lengths),
+                "cut": pa.array(cuts[:, 0]),
+                "unread": pa.array(cuts[:, 1].astype(bool)),
+            }
             yield pa.record_batch(columns | {name: table.column(name).combine_chunks() for name in kept})
             done += len(rows)
             if on_progress is not None:
@@ -228,7 +231,6 @@ def load_plain_tokenizer(file: Path, *, truncation_side: str, split_special_toke
 
 
 T = TypeVar("T")
-UNKNOWN = -1
 _BATCH_CHARS = 2_000_000  # an Encoding takes about 100 bytes per token: a batch of long documents stays near 50 MB
 _SECONDS_FLOOR = 60.0
 _CHARS_PER_SECOND = 20_000.0  # one core does about 1,000,000: 50x slower is a bomb, not a tokenizer
@@ -236,7 +238,7 @@ _CHARS_PER_SECOND = 20_000.0  # one core does about 1,000,000: 50x slower is a b
 
 @dataclass(frozen=True, slots=True)
 class EncodedRow:
-    """One row of tokens; `cut` tokens were dropped, `cut_second` of them from the second text, or UNKNOWN.
+    """One row of tokens; `cut` tokens were dropped.
 
     `unread`: a text was so long that its end was never tokenized: it counts as one more dropped token.
     """
@@ -244,7 +246,6 @@ class EncodedRow:
     ids: list[int]
     types: list[int]
     cut: int = 0
-    cut_second: int = 0
     unread: bool = False
 
 
@@ -332,15 +333,13 @@ class PythonEncoder:
         self.fingerprint = _hash(type(tokenizer).__name__, vocabulary, settings, files, max_length, side)
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
-        """As `RustEncoder.encode`; it is not known which text of a pair was truncated."""
+        """As `RustEncoder.encode`."""
         short, unread = shorten(texts, self._max_length, self._tokenizer.truncation_side)
         options = {"padding": False, "return_token_type_ids": True, "return_attention_mask": False, "verbose": False}
         whole = self._tokenizer(*short, truncation=False, **options)["input_ids"]
         cut = self._tokenizer(*short, truncation=True, max_length=self._max_length, **options)
-        rows = []
-        for full, ids, types in zip(whole, cut["input_ids"], cut["token_type_ids"], strict=True):
-            lost = len(full) - len(ids)
-            rows.append(EncodedRow(ids, types, lost, UNKNOWN if lost and len(texts) == 2 else 0))
+        kept = zip(whole, cut["input_ids"], cut["token_type_ids"], strict=True)
+        rows = [EncodedRow(ids, types, len(full) - len(ids)) for full, ids, types in kept]
         return _mark_unread(rows, unread)
 
 
@@ -405,21 +404,18 @@ some 200 bytes per character: a text of 16 MB took 4.3 GB. Words separated by bl
 `max_length` are the same, unless a token has more than 256 characters on average."""
 
 
-def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Sequence[list[str]], dict[int, bool]]:
-    """Return the texts without the part that no row of `max_length` tokens can include, and the rows that were shortened.
-
-    The value says whether only the second text of the row was shortened.
-    """
+def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Sequence[list[str]], set[int]]:
+    """Return the texts without the part that no row of `max_length` tokens can include, and the rows that were shortened."""
     most = max(LEAST_CHARS, CHARS_PER_TOKEN * max_length)
-    unread: dict[int, bool] = {}
+    unread: set[int] = set()
     columns = []
-    for number, column in enumerate(texts):
+    for column in texts:
         long = [i for i, cell in enumerate(column) if len(cell) > most]
         if long:
             column = list(column)
         for i in long:
             column[i] = _part_of(column[i], most, side)
-            unread.setdefault(i, number == 1)
+        unread.update(long)
         columns.append(column)
     return columns, unread
 
@@ -441,12 +437,10 @@ def _end_of(text: str, most: int) -> str:
     return text[next(blanks, len(text) - most) :]
 
 
-def _mark_unread(rows: list[EncodedRow], unread: dict[int, bool]) -> list[EncodedRow]:
+def _mark_unread(rows: list[EncodedRow], unread: set[int]) -> list[EncodedRow]:
     """Count an unread end as one dropped token, so that the row is counted as truncated."""
-    for i, second in unread.items():
-        row = rows[i]
-        cut_second = row.cut_second if row.cut_second == UNKNOWN else row.cut_second + second
-        rows[i] = replace(row, cut=row.cut + 1, cut_second=cut_second, unread=True)
+    for i in unread:
+        rows[i] = replace(rows[i], cut=rows[i].cut + 1, unread=True)
     return rows
 
 
@@ -464,7 +458,7 @@ def cut_row(whole: Any, max_length: int, side: str) -> EncodedRow:
         before = {"left": 0, "right": keep, "both": keep - keep // 2}[side]
         drop = slice(start + before, start + before + size - keep)
         del ids[drop], types[drop]
-    return EncodedRow(ids, types, sum(sizes) - sum(kept), sizes[1] - kept[1])
+    return EncodedRow(ids, types, sum(sizes) - sum(kept))
 
 
 def share_longest_first(sizes: tuple[int, int], room: int) -> tuple[int, int]:
@@ -480,37 +474,33 @@ def share_longest_first(sizes: tuple[int, int], room: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class CutCount:
-    """Sums over rows; `unknown`: rows of which it is not known which text was truncated."""
+    """Sums over rows."""
 
     rows: int = 0
     tokens: int = 0
-    second: int = 0
     unread: int = 0
-    unknown: int = 0
 
     @classmethod
     def of(cls, cuts: npt.NDArray[np.int32]) -> CutCount:
-        """Sum rows of (`cut`, `cut_second`, `unread`), as in EncodedRow."""
-        tokens, second, unread = cuts.sum(axis=0, dtype=np.int64).tolist()
-        return cls(int((cuts[:, 0] > 0).sum()), tokens, second, unread, int((cuts[:, 1] == UNKNOWN).sum()))
+        """Sum rows of (`cut`, `unread`), as in EncodedRow."""
+        tokens, unread = cuts.sum(axis=0, dtype=np.int64).tolist()
+        return cls(int((cuts[:, 0] > 0).sum()), tokens, unread)
 
     def __add__(self, other: CutCount) -> CutCount:
         return CutCount(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
-    def in_split(self, rows: int, sides: int, max_length: int) -> TruncationCount:
-        """Return the counts of a split with this many rows, each of one text or two."""
-        by_side = None if self.unknown else (self.tokens - self.second, self.second)[:sides]
-        return TruncationCount(rows, self.rows, self.tokens, by_side, max_length, self.unread)
+    def in_split(self, rows: int, max_length: int) -> TruncationCount:
+        """Return the counts of a split with this many rows."""
+        return TruncationCount(rows, self.rows, self.tokens, max_length, self.unread)
 
 
 @dataclass(frozen=True, slots=True)
 class TruncationCount:
-    """Tokens of one split dropped by `max_length`. `by_side`: for each text; None if the tokenizer cannot tell."""
+    """Tokens of one split dropped by `max_length`."""
 
     rows: int
     rows_cut: int
     tokens_cut: int
-    by_side: tuple[int, ...] | None
     max_length: int
     unread: int = 0
     """Rows with a text so long that its end was never tokenized: its tokens are not counted."""
@@ -520,10 +510,9 @@ class TruncationCount:
         if not self.rows_cut:
             return f"{split}: no row is longer than {self.max_length} tokens"
         share = 100 * self.rows_cut / self.rows
-        sides = f" ({' + '.join(str(n) for n in self.by_side)})" if self.by_side and len(self.by_side) > 1 else ""
         return (
             f"{split}: {self.rows_cut} of {self.rows} rows ({share:.1f}%) were truncated to {self.max_length} tokens, "
-            f"{'at least ' if self.unread else ''}{self.tokens_cut}{sides} tokens lost"
+            f"{'at least ' if self.unread else ''}{self.tokens_cut} tokens lost"
         )
 
 
@@ -547,7 +536,7 @@ SPARED_CORES = 2
 _WORKER = "import sys; sys.path.append(sys.argv[1]); from tunesmith.data.tokenize import work; work()"
 
 EncodedRows = tuple[TokenRows, npt.NDArray[np.int32]]
-"""Rows, and for each how many tokens were dropped, how many of them from its second text, and whether its end is unread."""
+"""Rows, and for each the number of dropped tokens and whether its end is unread."""
 
 
 def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
@@ -634,7 +623,7 @@ class ChunkEncoder:
 
 def _encode(encoder: TokenEncoder, texts: Sequence[list[str]], *, has_types: bool) -> EncodedRows:
     encoded = encoder.encode(texts)
-    cuts = np.array([(row.cut, row.cut_second, row.unread) for row in encoded], dtype=np.int32).reshape(-1, 3)
+    cuts = np.array([(row.cut, row.unread) for row in encoded], dtype=np.int32).reshape(-1, 2)
     return make_token_rows(encoded, has_types=has_types), cuts
 
 

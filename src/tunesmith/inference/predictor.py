@@ -179,7 +179,7 @@ class Predictor:
             rows += len(tokens)
             cut += cuts
         found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
-        return TextPredictions(found, cut.in_split(rows, sides, self.network.max_length), tuple(empty))
+        return TextPredictions(found, cut.in_split(rows, self.network.max_length), tuple(empty))
 
     def _checked_logits(
         self, predict: Callable[[TokenRows], npt.NDArray[np.float32]], tokens: TokenRows, *, before: int = 0

@@ -270,7 +270,7 @@ def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) ->
 
 
 def audit_texts(bundle: DataBundle, tokenizer: Any, *, asked: int | None, limit: int | None) -> list[Finding]:
-    """From a sample of each split: unknown tokens, scripts, languages, and how many rows would be cut."""
+    """Check a sample of each split for unknown tokens, and count the rows that would be truncated."""
     samples = _samples(bundle)
     rows = tokenizer(*samples["train"].values(), truncation=False, verbose=False)["input_ids"]
     length = longest_allowed(tokenizer, model_max=limit, asked=asked)

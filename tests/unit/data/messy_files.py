@@ -201,9 +201,7 @@ FILES = [
     Messy(
         "decimals.csv",
         table({"Text": sentence, "Note": lambda i: f"{i % 5},{i % 10}"}, sep=";"),
-        ("Text",),
-        "Note",
-        "regression",
+        ready="Write plain numbers",
     ),
     Messy("missing.csv", table({"text": sentence, "label": pick("yes", "no", "N/A")}), ready="--skip_bad_rows"),
     Messy("dashes.csv", table({"text": sentence, "category": pick("in", "out", "-")}), ready="--skip_bad_rows"),

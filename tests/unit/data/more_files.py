@@ -87,8 +87,6 @@ FORMER = {
 MORE_FILES = [
     Messy("spanish.csv", SPANISH, ready="--encoding cp1252"),
     Messy("russian.csv", RUSSIAN, ready="--encoding cp1251"),
-    Messy("fasttext.txt", text("__label__{ab} {text}\n"), ("text",), "label", "binary"),
-    Messy("several.ft", text("__label__{ab} __label__c {text}\n"), ("text",), "label", "multilabel"),
     Messy("unicode_text.txt", text("{text}\t{ab}\n", "utf-16-le"), ready="--encoding utf-16-le"),
     Messy(
         "tabs.txt",
@@ -100,7 +98,6 @@ MORE_FILES = [
         "verdict",
         "binary",
     ),
-    Messy("first_word.txt", text("{ab}:x {text}\n"), ready="first word of a line is its label (a:x, b:x)"),
     Messy("carets.csv", table({"text": sentence, "label": pick("a", "b")}, sep="^"), ("text",), "label", "binary"),
     Messy(
         "backslashes.csv",
@@ -134,7 +131,7 @@ MORE_FILES = [
     Messy(
         "prices.csv",
         table({"Objekt": sentence, "Preis": lambda i: f"{1 + i % 8}.{100 + i},{10 + i} €"}, sep=";"),
-        ready="without the currency",
+        ready="Write plain numbers",
     ),
     Messy("points.csv", table({"essay": sentence, "points": lambda i: i * 7 % 25}), ready="--do_regression true"),
     Messy("emotions.csv", table(HOT), ready="--label_column_name joy,fear,anger"),

@@ -14,14 +14,14 @@ from tunesmith.errors import DataError
 from tunesmith.findings import Finding
 
 NFC, NFD = unicodedata.normalize("NFC", "café"), unicodedata.normalize("NFD", "café")
-KINDS: dict[str, tuple[tuple[str, str], str]] = {
-    "form": ((NFC, NFD), r"Unicode form .*'cafe\u0301' (12 rows) and 'caf\xe9' (12)"),
-    "invisible": (("tea", "tea\u200b"), r"invisible characters .*'tea' (12 rows) and 'tea\u200b' (12)"),
-    "mark": (("tea", "\ufefftea"), "invisible characters"),
-    "number": (("1", "1.0"), "the way a number is written are separate classes: '1' (12 rows) and '1.0' (12)"),
-    "several": (("tea", "Tea\u200b"), "several of these"),
-    "blank": (("tea", " "), "A label is blank: ' ' (12 rows). Write the label in"),
-    "invisible only": (("tea", "\u200b"), r"A label is blank: '\u200b' (12 rows)"),
+ALIKE: dict[str, tuple[str, str, str]] = {
+    "form": (NFC, NFD, r"'cafe\u0301' (12 rows) and 'caf\xe9' (12)"),
+    "invisible": ("tea", "tea\u200b", r"'tea' (12 rows) and 'tea\u200b' (12)"),
+    "mark": ("tea", "\ufefftea", "invisible characters"),
+    "number": ("1", "1.0", "are separate classes: '1' (12 rows) and '1.0' (12)"),
+    "several": ("tea", "Tea\u200b", "case, spaces"),
+    "blank": ("tea", " ", "A label is blank: ' ' (12 rows). Fill in the label"),
+    "invisible only": ("tea", "\u200b", r"A label is blank: '\u200b' (12 rows)"),
 }
 
 
@@ -34,15 +34,14 @@ def audit_loaded(**options: Any) -> list[Finding]:
     return audit_rows(bundle.parts, bundle.columns, bundle.labels, names_given=bundle.names_given)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_labels_that_look_alike_are_one_warning_with_the_way_out(kind: str) -> None:
-    labels, said = KINDS[kind]
-    every = audit_loaded(train_data=rows(*labels, "other"))
+@pytest.mark.parametrize("kind", ALIKE)
+def test_labels_that_look_alike_are_one_warning(kind: str) -> None:
+    one, two, said = ALIKE[kind]
+    every = audit_loaded(train_data=rows(one, two, "other"))
     found = [f for f in every if f.code in ("labels_alike", "blank_label")]
     assert len(found) == 1
     assert found[0].severity == "warning"
-    for part in said.split(" .*"):
-        assert part in found[0].line()
+    assert said in found[0].line()
     assert "--label_names" in found[0].line()
 
 
@@ -81,7 +80,7 @@ def test_the_warnings_are_shown_before_the_first_step(tmp_path: Path, capsys: py
     assert main(["train", *options.split(), *run]) == 0
     said = capsys.readouterr().err
     before = said[: said.index("step 1/1")]
-    assert "Warning: Labels that differ only in invisible characters" in before
+    assert "Warning: Labels that differ only in case, spaces, Unicode form, invisible characters" in before
     assert f"Warning: train: 1 row has no token of text (first: {file}:5)" in before
     columns = ["--text_column_names", "text", "--use_cpu"]
     assert main(["predict", str(tmp_path / "run"), "--input", str(file), *columns]) == 0

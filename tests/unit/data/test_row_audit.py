@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from tunesmith.data import near_duplicates
-from tunesmith.data.audit import audit_rows, require_clean
+from tunesmith.data.audit import audit_rows, check_tokens, require_clean
 from tunesmith.data.columns import Columns
 from tunesmith.data.read import load_data
 from tunesmith.data.source import Part
@@ -47,7 +45,7 @@ def warnings_of(found: dict[str, Finding]) -> set[str]:
     return {code for code, finding in found.items() if finding.severity != "info"}
 
 
-def test_equal_rows_swapped_pairs_contradictions_and_rare_labels_are_found() -> None:
+def test_equal_rows_contradictions_and_rare_labels_are_found() -> None:
     train = [{"a": f"first text {i * 7919}", "b": f"second one {i * 104729}", "labels": 0} for i in range(95)]
     train += [
         {**train[1], "a": train[1]["a"].upper() + " ", "labels": 1},
@@ -56,9 +54,7 @@ def test_equal_rows_swapped_pairs_contradictions_and_rare_labels_are_found() -> 
     held = [{"a": "something new", "b": f" {train[3]['a']}  ", "labels": 0}, {**train[4], "labels": 1}]
     found = audit(train, validation=held)
     assert found["split_leak"].numbers["equal_rows"] == 1
-    assert found["shared_sentences"].numbers["shared_rows"] == 2
     assert found["contradicting_labels"].numbers["rows"] == 1
-    assert found["swapped_pairs"].numbers["pairs"] == 1
     assert found["duplicate_rows"].numbers["first"] == ["train:96"]
     assert found["rare_labels"].numbers["labels"] == {"yes": 1}
     assert found["imbalance"].numbers["share"] > 0.9
@@ -92,53 +88,14 @@ def test_near_rows_whose_label_differs_as_by_chance_are_no_warning() -> None:
     assert leak.numbers["near_rows"] == 40
 
 
-def test_the_work_on_texts_from_one_template_is_bounded_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near_duplicates, "MOST_PAIRS", 5)
-    rng = random.Random(0)
-    rows = [{"text": f"the order of {sentence(rng, 2)} has left our house", "labels": i % 2} for i in range(200)]
-    found = audit(rows)
-    assert found["close_by_nature"].evidence.startswith("At least")
-
-
-@pytest.mark.parametrize(
-    ("label_of", "severity"), [(lambda row: row % 2, "warning"), (lambda row: row // 2 % 2, "info")]
-)
-def test_rows_made_from_each_other_are_close_by_nature_and_a_warning_where_they_share_the_label(
-    label_of: Callable[[int], int], severity: str
-) -> None:
-    base = clean_rows(100, words=10)
-
-    def edited(row: int, word: int) -> dict[str, Any]:
-        words = base[row]["text"].split()
-        words[word] = f"instead{word}"
-        return {"text": " ".join(words), "labels": row % 2}
-
-    train = [edited(row, word) for row in range(100) for word in (1, 4)]
-    held = [{**edited(row, 7), "labels": label_of(row)} for row in range(100)]
-    found = audit(train, validation=held)
-    assert found["close_by_nature"].severity == severity
-    assert found["close_by_nature"].numbers["validation_share"] > 0.9
-    assert found["split_leak"].numbers["near_rows"] < 10
-
-
-def test_rows_of_one_template_are_no_warning_within_a_split() -> None:
-    rows = [{"text": f"please set the heater of room {room} to warm today", "labels": room % 2} for room in range(60)]
-    found = audit(rows)
-    assert found["close_by_nature"].numbers["share"] > 0.6
-    assert found["near_duplicate_rows"].numbers["rows"] < 20
-    assert warnings_of(found) == set()
-
-
-def test_long_texts_of_few_phrases_are_not_nearly_equal_but_edited_ones_are() -> None:
-    rng = random.Random(2)
-    phrases = [sentence(rng, 8) for _ in range(25)]
-    train = [{"text": ". ".join(rng.choices(phrases, k=40)), "labels": i % 2} for i in range(60)]
-    assert "near_duplicate_rows" not in audit(train)
-    held = [{"text": ". ".join(rng.choices(phrases, k=40)), "labels": i % 2} for i in range(40)]
+def test_edited_long_texts_are_near_duplicates() -> None:
+    train, held = clean_rows(60, words=200), clean_rows(40, seed=5, words=200)
     for row in range(10):
         words = train[row]["text"].split()
-        held[row] = {"text": " ".join([*words[100:], *words[:100], "signed"]), "labels": row % 2}
-    assert audit(train, validation=held)["split_leak"].numbers["near_rows"] == 10
+        held[row] = {"text": " ".join([*words[100:], *words[:100], "signed"]), "labels": train[row]["labels"]}
+    found = audit(train, validation=held)
+    assert "near_duplicate_rows" not in found
+    assert found["split_leak"].numbers["near_rows"] == 10
 
 
 @pytest.mark.parametrize("kind", ["numbers", "several labels"])
@@ -153,9 +110,7 @@ def test_equal_texts_contradict_each_other_in_every_task(kind: str) -> None:
     assert found.numbers["first"] == [f"train:{row}" for row in (21, 22, 23, 24, 211, 212, 213, 214)]
 
 
-@pytest.mark.parametrize(
-    "kind", ["length", "frequency", "id column", "date column", "id in text", "label name", "marker"]
-)
+@pytest.mark.parametrize("kind", ["length", "id column", "date column", "id in text", "label name", "marker"])
 def test_what_gives_the_label_away_is_a_warning(kind: str) -> None:
     rng = random.Random(1)
     rows = clean_rows(400)
@@ -163,8 +118,6 @@ def test_what_gives_the_label_away_is_a_warning(kind: str) -> None:
         label = row["labels"]
         if kind == "length":
             row["text"] = sentence(rng, 4 + 8 * label + rng.randrange(3))
-        elif kind == "frequency" and label and number % 3 == 0:
-            row["text"] = sentence(random.Random(number % 20))
         elif kind == "id in text":
             row["text"] = f"{row['text']} {rng.randrange(1000) + 5000 * label}"
         elif kind == "label name":
@@ -176,10 +129,7 @@ def test_what_gives_the_label_away_is_a_warning(kind: str) -> None:
         if kind == "id column":
             row["key"] = f"r{number + 10_000 * label}"
     found = audit(rows, names=("0", "1") if kind == "marker" else ("negative", "positive"))
-    if kind == "frequency":
-        assert "how often its text occurs" in found["content_free_baseline"].evidence
-    else:
-        assert found["label_giveaway"].severity == "warning"
+    assert found["label_giveaway"].severity == "warning"
 
 
 def test_marker_of_one_class_among_three_is_no_warning() -> None:
@@ -200,19 +150,16 @@ def test_findings_about_a_held_out_split_name_the_lines_of_the_file(tmp_path: Pa
     assert f"(first: {tmp_path / 'x.csv'}:152)" in found[0].evidence
 
 
-def test_a_sorted_file_and_a_second_label_column_are_said_without_a_warning() -> None:
-    rows = sorted(clean_rows(400), key=lambda row: row["labels"])
-    found = audit([{**row, "label_text": ("bad", "good")[row["labels"]]} for row in rows])
-    assert found["sorted_by_label"].severity == "info"
+def test_second_label_column_is_no_warning() -> None:
+    found = audit([{**row, "label_text": ("bad", "good")[row["labels"]]} for row in clean_rows(400)])
     assert found["column_repeats_label"].severity == "info"
     assert "label_giveaway" not in found
 
 
-def test_another_mix_of_labels_lengths_and_words_is_drift() -> None:
+def test_different_label_shares_are_drift() -> None:
     other = [{"text": f"ein kurzer {i}", "labels": int(i % 10 == 0)} for i in range(200)]
     found = audit(clean_rows(400), validation=other)
-    assert {"label_drift", "length_drift"} <= warnings_of(found)
-    assert found["text_drift"].severity == "info"  # splits by topic or time are normal
+    assert "label_drift" in warnings_of(found)
 
 
 def test_empty_and_constant_texts_are_found() -> None:
@@ -230,11 +177,6 @@ def test_numbers_to_predict_are_audited_too() -> None:
     rows = [
         {"text": row["text"], "labels": float(v)} for row, v in zip(clean_rows(300), rng.normal(size=300), strict=True)
     ]
-    held = [
-        {"text": row["text"], "labels": float(v)}
-        for row, v in zip(clean_rows(100, seed=2), rng.normal(3, 1, 100), strict=True)
-    ]
-    assert "label_drift" in audit(rows, validation=held)
     assert warnings_of(audit(rows)) == set()
 
 
@@ -245,6 +187,19 @@ def test_strict_data_turns_warnings_into_a_data_error() -> None:
     with pytest.raises(DataError, match=r"1 warning.*strict_data") as caught:
         require_clean(found, strict=True)
     assert caught.value.exit_code == 3
+
+
+def test_unknown_tokens_are_named() -> None:
+    class Words:
+        unk_token_id = 0
+
+        def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[int(word.isascii()) for word in text.split()] for text in texts]}
+
+    assert check_tokens({"train": ["the film was good", "we liked it"]}, Words()) == []
+    found = check_tokens({"train": ["the film was good 🙂", "we liked it 🙂"]}, Words())
+    assert found[0].code == "unknown_tokens"
+    assert found[0].evidence.endswith("mostly so: '🙂'.")
 
 
 def test_the_audit_counts_the_known_leaks_of_mrpc(shared: Path, tmp_path: Path) -> None:
