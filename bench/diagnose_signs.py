@@ -32,7 +32,7 @@ from tunesmith.diagnosis.features import (  # noqa: E402
 )
 from tunesmith.diagnosis.verdict import cannot_tell, is_possible, sign_values  # noqa: E402
 from tunesmith.metrics.evidence import RowEvidence  # noqa: E402
-from tunesmith.report.build import read_with
+from tunesmith.report.build import read_with  # noqa: E402
 
 FEW = 100
 SOURCES = {

@@ -22,27 +22,27 @@ DRAWN = (
 )
 """Tests that look at pictures, and one run of each task."""
 _savefig: Any = None
-_make_picture: Any = None
+_make_chart: Any = None
 
 
 def blank_pictures(blank: bool = True) -> None:
     """From now on figures are saved as a blank picture and panels of reports are blank, or they are what they are."""
-    global _savefig, _make_picture
+    global _savefig, _make_chart
     if _savefig is None and not blank:
         return
     from matplotlib.figure import Figure
 
     from tunesmith.report import charts
 
-    _savefig, _make_picture = _savefig or Figure.savefig, _make_picture or charts._make_picture
+    _savefig, _make_chart = _savefig or Figure.savefig, _make_chart or charts._make_chart
     Figure.savefig = _save_blank if blank else _savefig
-    charts._make_picture = _make_blank if blank else _make_picture
+    charts._make_chart = _make_blank if blank else _make_chart
 
 
-def _make_blank(draw: Any) -> Any:
-    from tunesmith.report.charts import BOTTOM, TOP, Picture
+def _make_blank(key: str, title: str, alt: str, *others: Any) -> Any:
+    from tunesmith.report.charts import Chart, _uri
 
-    return Picture(BLANK["svg"], BLANK["svg"], (0.1, 1 - TOP, 0.87, TOP - BOTTOM), (0.0, 1.0))
+    return Chart(key, title, alt, _uri(BLANK["svg"]), _uri(BLANK["svg"]), {})
 
 
 def _save_blank(figure: Any, out: Any, **options: Any) -> None:

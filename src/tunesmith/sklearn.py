@@ -3,7 +3,6 @@ scikit-learn."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 import sys
@@ -22,9 +21,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from tunesmith.config.options import RunConfig, list_options
+from tunesmith.config.options import RunConfig
 from tunesmith.data.in_memory import columns_table, labelled_table, refuse_labels_as_text, text_columns_of
-from tunesmith.errors import ConfigError, did_you_mean, name_the_extra, nearest
+from tunesmith.errors import ConfigError, name_the_extra
 from tunesmith.files import read_json
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import predicted_names
@@ -242,16 +241,6 @@ class _FittedModel:
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
     """Base class. Parameters are options of `tunesmith train`; `options` contains all others."""
 
-    def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Refuse an unknown parameter and suggest the right name; scikit-learn needs a plain `__init__`."""
-        known = cls._get_param_names()
-        for name in given:
-            if name not in known:
-                option = name if name in list_options() else nearest(name, list(list_options()))
-                fix = did_you_mean(name, known) or (f"Use options={{{option!r}: ...}}." if option else "")
-                raise TypeError(f"{cls.__name__} has no parameter {name!r}. {fix}".strip())
-        return object.__new__(cls)
-
     def __init__(
         self,
         model_name_or_path: str | None = None,
@@ -397,16 +386,6 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "_model")
 
 
-_parameters = list(inspect.signature(_TextEstimator.__init__).parameters.values())[1:]
-_TextEstimator.__signature__ = inspect.Signature(_parameters)  # that of __init__: `__new__` would hide it
-
-
-def _refuse(arguments: dict[str, Any]) -> None:
-    for name in arguments:
-        fix = "Use options={'class_weights': 'balanced'} to weight classes." if name == "sample_weight" else ""
-        raise TypeError(f"fit doesn't support {name}. {fix}".strip())
-
-
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     """Fine-tunes an encoder on texts and classes. X: texts or pairs; y: names, ids, lists of labels, or 0/1 columns.
 
@@ -415,9 +394,8 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     >>> TextClassifier(num_train_epochs=2).fit(texts, labels).predict(["new text"])  # doctest: +SKIP
     """
 
-    def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:
+    def fit(self, X: Any, y: Any) -> Self:
         """Train on X and y. With 50 examples or more, a tenth is held out to choose the best step."""
-        _refuse(unsupported)
         targets = as_targets(y)
         self._targets = targets
         self._fit(X, targets.column, label_names=targets.names, do_regression=False)
@@ -465,9 +443,8 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
     """Fine-tunes an encoder on texts and numbers. X: texts or pairs; y: one number per example."""
 
-    def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:
+    def fit(self, X: Any, y: Any) -> Self:
         """Train on X and y. With 50 examples or more, a tenth is held out to choose the best step."""
-        _refuse(unsupported)
         return self._fit(X, as_numbers(y), do_regression=True)
 
     def predict(self, X: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +107,15 @@ def test_row_12_accuracy_and_f1_come_after_every_epoch(trainer: Any) -> None:
 
 
 def test_row_13_fp16_without_the_hardware_is_a_clear_word(
-    small: str, some: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    small: str, some: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
     args = TrainingArguments(str(tmp_path), fp16=True, **QUIET)
-    with caplog.at_level("WARNING", logger="tunesmith"):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level("WARNING", logger="transformers.trainer"):
         Trainer(make_model(small), args, train_dataset=some["train"])
-    assert "fp16=True has no effect on a CPU: the run trains in float32" in caplog.text
+    assert "fp16=True has no effect on a CPU: training runs in float32" in caplog.text
 
 
 def test_row_13_accumulation_is_honoured(small: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ WHY = {
     "warmup_steps": "by the recipe: a tenth of the steps (--recipe hf: 0)",
     "weight_decay": "by the recipe: 0 with both",
     "eval_strategy": "epoch when there is an evaluation set, and there is one unless you switch it off: a run without one cannot be judged",
-    "save_strategy": "at every evaluation and every 500 steps of a long epoch, so a crash loses little (decision 0125)",
+    "save_strategy": "at every evaluation and every 500 steps of a long epoch, so a crash loses little",
     "save_total_limit": "the last checkpoint beside the best one: a resume needs the first, you want the second",
     "load_best_model_at_end": "yes when there is an evaluation set: the exported model is the best one",
     "logging_steps": "about 20 times an epoch; every step is in the journal anyway",
-    "train_sampling_strategy": "rows of similar length share a step, shuffled over 50 steps (decision 0004); random on a GPU, where batches without padding gain nothing from it (decision 0110)",
+    "train_sampling_strategy": "rows of similar length share a step, shuffled over 50 steps; random on a GPU, where packed batches gain nothing from grouping",
     "auto_find_batch_size": "a micro-batch that does not fit is halved, the rows of a step stay the same",
-    "bf16": "yes on a GPU that supports it, which is reported; float32 on a CPU (decision 0108)",
+    "bf16": "yes on a GPU that supports it, which is reported; float32 on a CPU",
     "project": "",
 }
 """Option -> why its default is not the one of transformers."""

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from scipy import sparse
 from sklearn import base
-from sklearn.model_selection import GridSearchCV, cross_val_score, cross_validate
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
@@ -26,7 +26,6 @@ from tiny_model import save_tiny_bert, sentences
 from tunesmith import TextClassifier, TextRegressor, finetune
 from tunesmith.errors import ConfigError
 from tunesmith.pipeline.watch import Watch
-from tunesmith.sklearn import as_targets
 
 TEXTS = [text for text, _ in sentences(24)]
 GOOD = np.array([good for _, good in sentences(24)])
@@ -132,14 +131,6 @@ def test_names_come_back_as_names_with_probabilities_in_the_order_of_classes(fit
     assert fitted.score(TEXTS, NAMES) == (predicted == NAMES).mean() > 0.8
 
 
-@pytest.mark.parametrize("values", [(-1, 1), (False, True)], ids=str)
-def test_ids_come_back_as_they_were(values: tuple[Any, Any], settings: dict[str, Any]) -> None:
-    y = np.where(GOOD, values[1], values[0])
-    found = TextClassifier(**settings).fit(pd.Series(TEXTS), pd.Series(y))
-    assert found.classes_.tolist() == sorted(values)
-    assert found.predict(np.array(TEXTS)).dtype == y.dtype
-
-
 def test_lists_of_labels_and_columns_of_0_and_1_are_several_labels_a_row(settings: dict[str, Any]) -> None:
     lists = [["a", "b"] if good else ["b"] if i % 3 else [] for i, good in enumerate(GOOD)]
     found = TextClassifier(**settings).fit(TEXTS, lists)
@@ -203,21 +194,6 @@ def test_what_cannot_be_fitted_is_refused_with_the_reason(X: Any, y: Any, messag
         TextClassifier().fit(X, y)
 
 
-def test_a_name_that_is_no_parameter_is_refused_with_the_way_to_give_it() -> None:
-    with pytest.raises(
-        TypeError, match=r"TextClassifier has no parameter 'lerning_rate'\. Did you mean 'learning_rate'"
-    ):
-        TextClassifier(lerning_rate=1e-5)
-    with pytest.raises(TypeError, match=r"TextRegressor has no parameter 'use_cpu'\. .* options=\{'use_cpu': \.\.\.\}"):
-        TextRegressor(use_cpu=True)
-
-
-def test_a_second_fit_takes_the_next_free_folder(settings: dict[str, Any], tmp_path: Path) -> None:
-    model = TextClassifier(**settings, output_dir=str(tmp_path / "run"))
-    first = model.fit(TEXTS, NAMES).run_.run.path
-    assert (first, model.fit(TEXTS[::-1], NAMES[::-1]).run_.run.path) == (tmp_path / "run", tmp_path / "run-2")
-
-
 def test_text_columns_in_another_order_than_in_fit_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": TEXTS, "b": TEXTS[::-1]})
     model = TextClassifier(**settings).fit(frame, NAMES)
@@ -227,13 +203,6 @@ def test_text_columns_in_another_order_than_in_fit_are_refused(settings: dict[st
             fitted.predict(frame[["b", "a"]])
     model.fit(TEXTS, NAMES)
     assert not hasattr(model, "feature_names_in_")
-
-
-def test_labels_that_were_not_in_fit_are_named_in_score(settings: dict[str, Any]) -> None:
-    model = TextClassifier(**settings).fit(TEXTS, [["x"] if good else ["x", "y"] for good in GOOD])
-    assert all(type(name) is str for names in model.predict(TEXTS) for name in names)
-    with pytest.raises(ValueError, match="previously unseen labels: 'z'"):
-        model.score(TEXTS[:1], [["x", "z"]])
 
 
 def _through_joblib(model: Any, folder: Path) -> Any:
@@ -252,38 +221,6 @@ def test_copied_estimator_predicts_the_same(travel: Any, fitted: TextClassifier,
     assert again.classes_.tolist() == fitted.classes_.tolist()
     assert TextClassifier.load(again.save(tmp_path / "saved")).predict(TEXTS[:2]).shape == (2,)
     assert travel(TextClassifier(max_steps=3), tmp_path).get_params()["max_steps"] == 3
-
-
-def test_cross_validate_in_two_processes_returns_fitted_estimators(settings: dict[str, Any]) -> None:
-    found = cross_validate(TextClassifier(**settings), TEXTS, NAMES, cv=2, n_jobs=2, return_estimator=True)
-    assert [model.predict(TEXTS).shape for model in found["estimator"]] == [(24,), (24,)]
-
-
-def test_column_equal_to_target_is_refused(settings: dict[str, Any]) -> None:
-    frame = pd.DataFrame({"text": TEXTS, "label": NAMES})
-    with pytest.raises(ValueError, match="the text column 'label' equals the labels"):
-        TextClassifier(**settings).fit(frame, frame["label"])
-    with pytest.raises(ValueError, match="the text column 'label' equals the labels"):
-        finetune(frame, frame["label"])
-
-
-def test_random_state_object_is_accepted(settings: dict[str, Any]) -> None:
-    models = [TextClassifier(**settings, random_state=np.random.RandomState(0)).fit(TEXTS, NAMES) for _ in range(2)]
-    np.testing.assert_array_equal(*(model.predict_proba(TEXTS) for model in models))
-
-
-def test_unsupported_arguments_suggest_existing_options() -> None:
-    with pytest.raises(TypeError, match=r"no parameter 'class_weight'\. Use options=\{'class_weights': \.\.\.\}"):
-        TextClassifier(class_weight="balanced")
-    with pytest.raises(TypeError, match=r"fit doesn't support sample_weight\. Use options=\{'class_weights'"):
-        TextClassifier().fit(TEXTS, NAMES, sample_weight=np.ones(24))
-
-
-def test_many_classes_print_no_warnings() -> None:
-    names = [f"c{k % 14}" for k in range(24)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(as_targets(names).classes) == 14
 
 
 @pytest.mark.parametrize("rare", ["good", "bad"])

@@ -1,4 +1,4 @@
-"""What is said about a verdict: one sentence of evidence with numbers, and up to three next actions with values."""
+"""The text of a verdict: one sentence of evidence with numbers, and up to three next actions with values."""
 
 from __future__ import annotations
 
@@ -87,16 +87,6 @@ def usual_flags(reading: Reading, rate: float) -> str:
     return " ".join(flags + [epochs_flag(reading, times * planned_epochs(reading))] * (times > 1))
 
 
-def early_stop_step(reading: Reading, *, patience: int = 2) -> int | None:
-    """Return the step at which early stopping on validation loss would have ended the run, or None."""
-    best, waited = math.inf, 0
-    for step, loss in zip(reading.step[:-1], reading.val_loss[:-1], strict=True):
-        best, waited = (float(loss), 0) if loss < best else (best, waited + 1)
-        if waited >= patience:
-            return int(step)
-    return None
-
-
 def _file(reading: Reading, name: str) -> str | None:
     value = reading.option(name, None)
     return shlex.quote(value) if isinstance(value, str) else None
@@ -137,11 +127,6 @@ def advised_options(advice: str) -> dict[str, str | None]:
     flags = advice.split(": ")[0].split(" (")[0]
     found = {name: value.strip("'") for name, value in _FLAG.findall(flags)}
     return found if advice.startswith("--") else {}
-
-
-def explain_verdict(code: str, reading: Reading, f: Features) -> tuple[str, list[str]]:
-    """Return (evidence, advice) of a verdict."""
-    return _WORDS[code](reading, f)
 
 
 def against_constant(reading: Reading) -> str:
@@ -237,11 +222,6 @@ def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
         )
     else:
         evidence = f"train loss is {train[-1]:.2f}, validation loss {loss[-1]:.2f} (chance: {reading.chance_loss:.2f})"
-    stop = early_stop_step(reading)
-    if stop is not None and reading.curves.ended != "early_stopping":
-        evidence += (
-            f"; early stopping (patience 2) would have ended the run at step {stop} of {reading.curves.last_step}"
-        )
     if reading.kept is not None:
         evidence += f"; the run keeps the weights of step {reading.step[reading.kept]}"
     return evidence, overfitting_advice(reading, at)
@@ -387,7 +367,7 @@ def _ignored(reading: Reading, f: Features) -> tuple[str, list[str]]:
     return evidence, [longer_flag(reading), weights, "label more examples of these classes"]
 
 
-_WORDS: dict[str, Callable[[Reading, Features], tuple[str, list[str]]]] = {
+EXPLAIN: dict[str, Callable[[Reading, Features], tuple[str, list[str]]]] = {
     "healthy": _healthy,
     "diverged": _diverged,
     "erratic": _erratic,
@@ -400,3 +380,4 @@ _WORDS: dict[str, Callable[[Reading, Features], tuple[str, list[str]]]] = {
     "split_mismatch": _mismatch,
     "class_ignored": _ignored,
 }
+"""Verdict -> the function that returns its evidence and advice."""

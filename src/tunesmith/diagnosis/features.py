@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,13 @@ MIN_ROWS = 20
 """Below this many validation rows one standard error of an accuracy is more than 10 points."""
 
 ENOUGH_ROWS = 150
-"""So many validation rows are enough to tell half of what was learnt from nothing: two errors of an accuracy are 8 points."""
+"""Enough validation examples to tell half of what was learned from nothing: two errors of an accuracy are 8 points."""
 
 ABOVE_CONSTANT = 2.0
 """Standard errors of the paired difference by which the score must be above the best constant: a run at chance passes with
 a probability of 2.3%, whatever the number of evaluations, because the last one alone is asked."""
 ERROR_RATE = 0.01
-"""Of a rise, over all evaluations of a run: the z that is asked for grows with their number."""
+"""Of a rise, over all evaluations of a run: the required z grows with their number."""
 
 SIGNAL = 1.6
 """Times the z that is significant at 1% over all comparisons: beyond it something was better than the constant."""
@@ -75,7 +76,7 @@ LEAST_CHANGE = 0.05
 SWING = 0.2
 """A validation loss that rose by this share and came back."""
 CLOSE = 0.15
-"""A verdict with at least this probability is named beside the first."""
+"""A verdict with at least this probability is named in addition to the first."""
 SURE = 0.6
 """A verdict with at least this probability is given even where the validation rows are few."""
 
@@ -97,7 +98,7 @@ class Change:
 
 
 def change_between(before: Floats, after: Floats) -> Change:
-    """The mean of `after - before` with its exact standard error; rows where one is not finite do not count."""
+    """The mean of `after - before` with its exact standard error; examples where one is NaN or infinite do not count."""
     gap = after - before
     good = np.isfinite(gap)
     gap = gap[good]
@@ -107,13 +108,8 @@ def change_between(before: Floats, after: Floats) -> Change:
 
 
 def needed_z(comparisons: int, error_rate: float = 0.01) -> float:
-    """The z that one of so many comparisons exceeds by chance with this probability in all (Bonferroni, one-sided)."""
-    share = error_rate / max(1, comparisons)
-    low, high = 0.0, 12.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if 0.5 * math.erfc(middle / math.sqrt(2)) > share else (low, middle)
-    return high
+    """The z that one of this many comparisons exceeds by chance with this probability in all (Bonferroni, one-sided)."""
+    return -NormalDist().inv_cdf(error_rate / max(1, comparisons))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +127,7 @@ class RowSigns:
 
     @property
     def losses(self) -> Floats:
-        """Mean validation loss by evaluation; infinite where a row's loss is not finite."""
+        """Mean validation loss by evaluation; infinite where the loss of an example is NaN or infinite."""
         return np.array([finite_mean(rows.loss) for rows in self.validation])
 
     @property
@@ -187,21 +183,17 @@ def gain_of_score(rows: RowEvidence) -> Change:
     return change
 
 
-def read_rows(curves: Curves) -> RowSigns | None:
-    """The rows of the validation split, and of the training sample beside them; None when the run has none."""
-    texts = curves.row_texts.get("validation", {})
-    beside = curves.row_texts.get("train_sample", {})
-    found: list[tuple[int, RowEvidence, RowEvidence | None]] = []
-    try:
-        for step in sorted(texts):
-            sample = decode_rows(beside[step]) if step in beside else None
-            found.append((step, decode_rows(texts[step]), sample))
-    except DataError:
+def _read_rows(curves: Curves, steps: list[int]) -> RowSigns | None:
+    """Validation examples at these evaluations, and training examples where there are some; None unless each step has them."""
+    texts, samples = (curves.row_texts.get(split, {}) for split in ("validation", "train_sample"))
+    if not steps or not set(steps) <= set(texts):
         return None
-    if not found or any(len(rows) != len(found[0][1]) or rows.task is not found[0][1].task for _, rows, _ in found):
+    decoded = [(_decoded(texts[step]), _decoded(samples.get(step))) for step in sorted(steps)]
+    validation = [rows for rows, _ in decoded if rows is not None]
+    first = validation[0] if len(validation) == len(steps) else None
+    if first is None or any(len(rows) != len(first) or rows.task is not first.task for rows in validation):
         return None
-    steps, validation, train = zip(*found, strict=True)
-    return RowSigns(tuple(steps), tuple(validation), tuple(train))
+    return RowSigns(tuple(sorted(steps)), tuple(validation), tuple(sample for _, sample in decoded))
 
 
 def loss_share(rows: RowEvidence) -> float:
@@ -230,7 +222,7 @@ def sure_accuracy(rows: RowEvidence, share: float = 0.25) -> float:
 
 
 def plateau(rows: RowEvidence) -> float:
-    """The share of wrong rows among the surest ones, beside that of all rows: near 1 where confidence says nothing about being
+    """The share of wrong rows among the surest, divided by that of all rows: near 1 where confidence says nothing about being
     right, as with labels replaced at random; near 0 where a task is hard for some rows and easy for others."""
     wrong = float(1 - rows.hits.mean())
     return (1 - sure_accuracy(rows)) / wrong if wrong > 0 else 0.0
@@ -356,7 +348,7 @@ class Reading:
 
     @property
     def chance_score(self) -> tuple[float, float] | None:
-        """The score of the best constant and its error on so many rows; None when it is not known."""
+        """The score of the best constant and its error on this many examples; None when it is not known."""
         error = math.sqrt(1 / max(1, self.rows_evaluated))
         if self.chance_accuracy is not None:
             return self.chance_accuracy, math.sqrt(self.chance_accuracy * (1 - self.chance_accuracy)) * error
@@ -415,7 +407,7 @@ def read_curves(
     loss = curves.metric("validation", "loss").finite()
     metric = "accuracy" if "accuracy" in curves.metric_names else curves.main_metric()
     shares = _shares(label_counts)
-    rows = _matching_rows(curves, loss.step)
+    rows = _read_rows(curves, loss.step.tolist())
     chance, known = _chance_loss(curves, shares, num_labels, floor)
     train_chance = chance
     if rows is not None:
@@ -446,19 +438,6 @@ def read_curves(
         chance_known=known,
         train_chance_loss=train_chance,
         regression=bool({"pearson", "spearmanr", "r2", "mse", "mae", "rmse"} & set(curves.metric_names)),
-    )
-
-
-def _matching_rows(curves: Curves, steps: NDArray[np.int64]) -> RowSigns | None:
-    """The rows where every evaluation has them."""
-    rows = read_rows(curves) if curves.row_texts else None
-    if rows is None or not len(steps) or not set(steps.tolist()) <= set(rows.steps):
-        return None
-    keep = [k for k, step in enumerate(rows.steps) if step in set(steps.tolist())]
-    return RowSigns(
-        tuple(rows.steps[k] for k in keep),
-        tuple(rows.validation[k] for k in keep),
-        tuple(rows.train[k] for k in keep),
     )
 
 

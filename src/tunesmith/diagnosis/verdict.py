@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from tunesmith.diagnosis.advice import (
+    EXPLAIN,
     against_constant,
     diverged_advice,
-    explain_verdict,
     make_finding,
 )
 from tunesmith.diagnosis.features import (
@@ -124,37 +124,12 @@ CERTAIN = ("healthy", "diverged", "stopped_too_early", "still_learning")
 """Verdicts that do not rest on the validation score alone."""
 
 
-def diagnose(
-    curves: Curves,
-    config: Mapping[str, Any],
-    *,
-    label_counts: Mapping[str, int] | None = None,
-    num_labels: int | None = None,
-    label_names: Sequence[str] = (),
-    floor: float | None = None,
-    floors: Mapping[str, Mapping[str, float]] | None = None,
-    probe_rows: str | None = None,
-    running: bool = False,
-) -> list[Finding]:
-    """Findings, the verdict first; never empty. `label_counts` are those of the training rows, `floor` the best constant's loss,
-    `floors` the scores of simpler models (name -> metric -> score), `probe_rows` the probe's answers for training rows.
-
-    The same curves up to an earlier step give what would have been said then: the live board calls this, too.
-    `running`: the run has not ended, so that it may be `still_learning` and has not stopped too early.
+def diagnose(curves: Curves, config: Mapping[str, Any], **facts: Any) -> list[Finding]:
+    """Findings, the verdict first; never empty. `facts` are keywords of `read_curves`: `label_counts` or `num_labels` of the
+    training examples, `floor`: the loss of the constant baseline, `floors`: scores of baselines (name -> metric -> score),
+    `running`: whether the run has not ended.
     """
-    return judge_reading(
-        read_curves(
-            curves,
-            config,
-            label_counts=label_counts,
-            num_labels=num_labels,
-            label_names=label_names,
-            floor=floor,
-            floors=floors,
-            probe_rows=probe_rows,
-            running=running,
-        )
-    )
+    return judge_reading(read_curves(curves, config, **facts))
 
 
 def judge_reading(reading: Reading) -> list[Finding]:
@@ -177,13 +152,13 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
     close = [(c, p) for c, p in list(likely.items())[1:3] if p >= CLOSE]
     if code == "healthy" and _has_overfitted(features):
         code, sure, close = "overfitting", 1 - ERROR_RATE, []
-    evidence, advice = explain_verdict(code, reading, features)
+    evidence, advice = EXPLAIN[code](reading, features)
     if reading.running and not _is_over(reading) and _falls_late(code, features):
         run = reading.curves
         left = f"let it continue: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
         code, advice = "still_learning", [left]
     if _was_cut_short(reading) and features.late_fall > LATE_FALL and code in ("healthy", "underfitting"):
-        code, (evidence, advice) = "stopped_too_early", explain_verdict("stopped_too_early", reading, features)
+        code, (evidence, advice) = "stopped_too_early", EXPLAIN["stopped_too_early"](reading, features)
     if code == "healthy" and not reading.chance_known and reading.chance_score is None:
         evidence = f"the curves look good, but the score of the constant baseline is unknown: {evidence}"
         code, advice = (
@@ -239,7 +214,7 @@ def _remarks(reading: Reading, features: Features, first: str) -> list[Finding]:
         codes.append("overfitting" if features.rise > LARGE_RISE or features.score_fall_z > 1 else "calibration_drift")
     if reading.rows is not None and first in ("healthy", "overfitting", "calibration_drift") and features.ignored:
         codes.append("class_ignored")
-    found = [(code, *explain_verdict(code, reading, features)) for code in codes]
+    found = [(code, *EXPLAIN[code](reading, features)) for code in codes]
     return [make_finding(reading, *parts, confidence=0.9, severity="info") for parts in found]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.errors import DataError
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.intervals import Array, wilson_limits
 from tunesmith.metrics.table import IGNORED_LABELS, make_suite, softmax, to_numpy
@@ -28,10 +27,6 @@ class ReliabilityBin:
     accuracy: float
     accuracy_low: float
     accuracy_high: float
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict."""
-        return asdict(self)
 
 
 def reliability_bins(probabilities: Any, references: Any, *, num_bins: int = 15) -> tuple[ReliabilityBin, ...]:
@@ -63,16 +58,10 @@ def expected_calibration_error(probabilities: Any, references: Any, *, num_bins:
 def _labelled(probabilities: Any, references: Any) -> tuple[Array, Array]:
     """(n, classes) probabilities and ids of the labeled examples; one column means the probability of label 1."""
     table, labels = to_numpy(probabilities).astype(np.float64), to_numpy(references)
-    if len(table) != len(labels):
-        raise DataError(f"{len(table)} probabilities for {len(labels)} references")
     if table.ndim == 1:
         table = np.stack([1.0 - table, table], axis=1)
     keep = ~np.isin(labels, IGNORED_LABELS)
     table, labels = table[keep], labels[keep].astype(np.int64)
-    if len(table) and not ((table >= -1e-6).all() and np.allclose(table.sum(axis=1), 1.0, atol=1e-3)):
-        raise DataError("rows are not probabilities that sum to 1", fix="Apply softmax to logits first.")
-    if len(labels) and (labels.min() < 0 or labels.max() >= table.shape[1]):
-        raise DataError(f"labels must be 0 to {table.shape[1] - 1}, got {int(labels.min())} to {int(labels.max())}")
     return table, labels
 
 

@@ -141,7 +141,7 @@ _MOST_BYTES = 64_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowEvidence:
-    """Labelled rows of one evaluation, in input order. `confidence` is that of the predicted class, or of the likeliest of
+    """Labeled examples of one evaluation, in input order. `confidence` is that of the predicted class, or of the likeliest of
     several labels, below zero where the row does not have it; NaN for a value."""
 
     constant: BestConstant
@@ -288,8 +288,7 @@ def _read_columns(constant: BestConstant, rows: int, n: int, data: bytes) -> Row
         bits = [take("u1", packed).reshape(rows, packed) for _ in range(2)]
         labels, predictions = (np.unpackbits(part, axis=1, count=width).astype(np.int64) for part in bits)
         loss = take("<f4").astype(np.float64)
-        if at < len(data):  # runs before this column was kept have none
-            confidence = take("<f2").astype(np.float64)
+        confidence = take("<f2").astype(np.float64)
     else:
         kind = "u1" if width <= 256 else "<u4"
         labels, predictions = take(kind).astype(np.int64), take(kind).astype(np.int64)

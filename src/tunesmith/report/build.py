@@ -23,19 +23,13 @@ from tunesmith.runs.curves import Curves, load_curves
 from tunesmith.runs.folder import RunDir, open_run, read_environment, read_metrics, read_summary
 from tunesmith.runs.lock import read_holder
 
-TITLES = {
-    "calibration_drift": "Calibration drifts",
-    "no_signal": "Text without signal",
-    "split_mismatch": "Splits do not match",
-}
-"""Verdicts whose title is not their code."""
 TONES = {"info": "info", "warning": "warn", "error": "bad"}
 
 
 def tone_and_title(finding: Finding) -> tuple[str, str]:
     """Return the color (good, info, warn, bad) and the title of a verdict."""
     tone = "good" if finding.code in ("healthy", "still_learning") else TONES[finding.severity]
-    return tone, TITLES.get(finding.code, finding.code.replace("_", " ").capitalize())
+    return tone, finding.code.replace("_", " ").capitalize()
 
 
 def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
@@ -153,9 +147,8 @@ def _machine(environment: Mapping[str, Any]) -> str | None:
 def floor_scores(metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, list[Headline]]:
     """Return the scores of each baseline."""
     found: dict[str, list[Headline]] = {}
-    floors = metrics.get("floors")  # metrics.json may be of another tool
-    for split, by_name in (floors if isinstance(floors, dict) and floors else summary.get("floors") or {}).items():
-        for name, scores in (by_name if isinstance(by_name, dict) else {}).items():
+    for split, by_name in (metrics.get("floors") or summary.get("floors") or {}).items():
+        for name, scores in by_name.items():
             found.setdefault(str(name), []).extend(scores_in_file({str(split): scores}))
     return found
 
@@ -206,10 +199,11 @@ def data_findings(summary: Mapping[str, Any]) -> list[Finding]:
 
 def option_facts(config: Mapping[str, Any]) -> TableRows:
     """(option, value) by name."""
-    return tuple((name, _say(value)) for name, value in sorted(config.items()))
+    return tuple((name, say_value(value)) for name, value in sorted(config.items()))
 
 
-def _say(value: Any) -> str:
+def say_value(value: Any) -> str:
+    """Return the value of an option as text."""
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
@@ -217,7 +211,7 @@ def environment_facts(environment: Mapping[str, Any]) -> TableRows:
     """(name, value): machine and versions."""
     flat = {k: v for k, v in environment.items() if not isinstance(v, dict) and k != "command"}
     flat |= {name: version for name, version in (environment.get("packages") or {}).items() if version}
-    return tuple((str(k), _say(v)) for k, v in flat.items() if v is not None)
+    return tuple((str(k), say_value(v)) for k, v in flat.items() if v is not None)
 
 
 def command_again(environment: Mapping[str, Any], folder: RunDir) -> str:
@@ -285,7 +279,7 @@ def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Repo
         data_findings=data_findings(summary),
         facts=run_facts(curves, config, summary, environment),
         splits=split_facts(summary),
-        columns=tuple((use, _say(names)) for use, names in (summary.get("columns") or {}).items()),
+        columns=tuple((use, say_value(names)) for use, names in (summary.get("columns") or {}).items()),
         notes=data_notes(summary),
         decisions=tuple(summary.get("recipe") or ()),
         explained=explain_rows(predictions) if predictions is not None else None,

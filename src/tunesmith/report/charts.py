@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
@@ -49,42 +50,89 @@ MOST_DOTS = 1500
 """Rows drawn as dots: of more, a sample."""
 
 
+HOVER_POINTS = 3000
+"""Runs up to this many steps can be read step by step; of longer ones each bucket's lowest and highest."""
+Lines = list[tuple[str, NDArray[Any], NDArray[Any]]]
+"""(name, x, y) of the curves whose values can be read off a chart."""
+
+
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """Two SVG files. `box` is left, top, width, height of the axes as shares of the picture; `x` the axis limits."""
+class Chart:
+    """`data` is what the page's script needs: axes box, x limits, series with their points; empty where nothing is read off."""
 
-    light: bytes
-    dark: bytes
-    box: tuple[float, float, float, float]
-    x: tuple[float, float]
+    key: str
+    title: str
+    alt: str
+    light: str
+    dark: str
+    data: dict[str, Any]
 
 
-def _make_picture(draw: Callable[[Axes, Theme], None]) -> Picture:
-    """What `draw` draws. It is drawn once: the dark picture is the light one in other colours."""
+def _make_chart(
+    key: str, title: str, alt: str, draw: Callable[[Axes, Theme], None], lines: Lines | None = None, unit: str = "step"
+) -> Chart:
+    """Return what `draw` draws. It is drawn once: the dark picture is the light one in other colors."""
     figure = new_figure(width=WIDTH, height=HEIGHT, theme="light")
     axes = figure.add_axes((0.1, BOTTOM, 0.87, TOP - BOTTOM))
     draw(axes, THEMES["light"])
     canvas: Any = figure.canvas
-    left = 0.025 + labels_width(axes, canvas.get_renderer())
+    left = 0.025 + float(labels_width(axes, canvas.get_renderer()))
     axes.set_position((left, BOTTOM, 0.975 - left, TOP - BOTTOM))
-    light, (low, high) = figure_bytes(figure, "svg"), axes.get_xlim()
-    box = (float(left), 1 - TOP, float(0.975 - left), TOP - BOTTOM)
-    return Picture(light, darken(light), box, (float(low), float(high)))
+    light = figure_bytes(figure, "svg")
+    data: dict[str, Any] = {}
+    if lines is not None:
+        box = [round(v, 5) for v in (left, 1 - TOP, 0.975 - left, TOP - BOTTOM)]
+        series = [
+            {"name": name, "points": [[_short(a), _short(b)] for a, b in zip(x.tolist(), y.tolist(), strict=True)]}
+            for name, x, y in lines
+        ]
+        data = {"box": box, "x": [float(end) for end in axes.get_xlim()], "unit": unit, "series": series}
+    return Chart(key, title, alt, _uri(light), _uri(darken(light)), data)
 
 
-def panel_picture(runs: Sequence[Curves], panels: Sequence[Panel]) -> Picture:
-    """One panel by step; with several runs it lies over the others."""
-    last = max(run.last_step for run in runs)
+def make_charts(curves: Curves) -> tuple[list[Chart], list[Chart]]:
+    """The charts to show first (loss and metric) and those to unfold (rate, gradient norm, throughput)."""
+    first = [_panel_chart([curves], [p], _words(curves, p)) for p in main_panels(curves) if not p.is_empty]
+    return first, [_panel_chart([curves], [p], _words(curves, p)) for p in more_panels(curves)]
+
+
+def overlay_charts(runs: Sequence[Curves]) -> list[Chart]:
+    """Loss and main metric with one color a run. Values are read off the validation lines, or the smoothed training loss."""
+    metric = next((m for run in runs if (m := run.main_metric())), None)
+    charts = []
+    for panels in zip(*(main_panels(run, metric) for run in runs), strict=True):
+        for kind in ("points", "smooth"):
+            lines = [(r.name, k.series) for r, p in zip(runs, panels, strict=True) for k in p.lines if k.kind == kind]
+            lines = [(name, series) for name, series in lines if len(series)]
+            if lines:
+                ends = [(name, series.finite().value) for name, series in lines]
+                words = "; ".join(f"{name} ends at {value[-1]:.3f}" for name, value in ends if len(value))
+                alt = f"{panels[0].title} on validation rows by step, one line a run: {words}."
+                charts.append(_panel_chart(runs, panels, alt, lines))
+                break
+    return charts
+
+
+def _panel_chart(
+    runs: Sequence[Curves], panels: Sequence[Panel], alt: str, lines: list[tuple[str, Series]] | None = None
+) -> Chart:
+    """One panel by step, of several runs on top of each other. `lines` can be read value by value: by default the panel's."""
+    panel, last = panels[0], max(run.last_step for run in runs)
+    if lines is None:
+        lines = [(line.name, line.series) for line in panel.lines if len(line.series)]
+        lines = lines[:1] if not panel.metric else lines
 
     def draw(axes: Axes, theme: Theme) -> None:
         draw_panel(axes, runs, panels, x="step", theme=theme)
-        if panels[0].key == "metric" and last:  # the same scale as the loss panel beside it
+        if panel.key == "metric" and last:  # the same scale as the loss panel next to it
             axes.set_xlim(-0.045 * last, 1.045 * last)
 
-    return _make_picture(draw)
+    thin = [(name, series.thinned(HOVER_POINTS if len(runs) == 1 else HOVER_POINTS // 2)) for name, series in lines]
+    title = panel.metric if panel.key == "metric" else panel.title
+    return _make_chart(panel.key, title, alt, draw, [(name, one.step, one.value) for name, one in thin])
 
 
-def reliability_picture(bins: Sequence[ReliabilityBin]) -> Picture:
+def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
     """How often each bin is right: bars side by side, each with its interval."""
 
     def draw(axes: Axes, theme: Theme) -> None:
@@ -102,10 +150,12 @@ def reliability_picture(bins: Sequence[ReliabilityBin]) -> Picture:
         axes.set_ylim(0, 1.04)
         draw_legend(axes, theme)
 
-    return _make_picture(draw)
+    words = "; ".join(f"at {b.confidence:.2f} it is right {b.accuracy:.2f} of the time ({b.count} rows)" for b in bins)
+    lines = [("right", np.array([b.confidence for b in bins]), np.array([b.accuracy for b in bins]))]
+    return _make_chart("reliability", "Reliability", f"Reliability diagram: {words}.", draw, lines, "confidence")
 
 
-def agreement_picture(true: Floats, predicted: Floats) -> Picture:
+def value_chart(true: Floats, predicted: Floats) -> Chart:
     """Predicted against true values; the line is where both are equal."""
     some = np.random.default_rng(0).permutation(len(true))[:MOST_DOTS]
     ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
@@ -117,89 +167,8 @@ def agreement_picture(true: Floats, predicted: Floats) -> Picture:
         axes.plot(ends, ends, color=theme.muted, linewidth=1.3, linestyle=(0, (4, 3)), label="equal")
         draw_legend(axes, theme)
 
-    return _make_picture(draw)
-
-
-HOVER_POINTS = 3000
-"""Runs up to this many steps can be read step by step; of longer ones each bucket's lowest and highest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """`data` is what the page's script needs: axes box, x limits, series with their points; empty where nothing is read off."""
-
-    key: str
-    title: str
-    alt: str
-    light: str
-    dark: str
-    data: dict[str, Any]
-
-
-def make_charts(curves: Curves) -> tuple[list[Chart], list[Chart]]:
-    """The charts to show first (loss and metric) and those to unfold (rate, gradient norm, throughput)."""
-    first = [_chart([curves], [panel], _words(curves, panel)) for panel in main_panels(curves) if not panel.is_empty]
-    return first, [_chart([curves], [panel], _words(curves, panel)) for panel in more_panels(curves)]
-
-
-def overlay_charts(runs: Sequence[Curves]) -> list[Chart]:
-    """Loss and main metric with one colour a run. Values are read off the validation lines, or the smoothed training loss."""
-    metric = next((m for run in runs if (m := run.main_metric())), None)
-    charts = []
-    for panels in zip(*(main_panels(run, metric) for run in runs), strict=True):
-        for kind in ("points", "smooth"):
-            lines = [(r.name, k.series) for r, p in zip(runs, panels, strict=True) for k in p.lines if k.kind == kind]
-            lines = [(name, series) for name, series in lines if len(series)]
-            if lines:
-                ends = [(name, series.finite().value) for name, series in lines]
-                words = "; ".join(f"{name} ends at {value[-1]:.3f}" for name, value in ends if len(value))
-                alt = f"{panels[0].title} on validation rows by step, one line a run: {words}."
-                charts.append(_chart(runs, panels, alt, lines))
-                break
-    return charts
-
-
-def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
-    """The reliability diagram."""
-    words = "; ".join(f"at {b.confidence:.2f} it is right {b.accuracy:.2f} of the time ({b.count} rows)" for b in bins)
-    step, value = np.array([b.confidence for b in bins]), np.array([b.accuracy for b in bins])
-    chart = _still("reliability", "Reliability", f"Reliability diagram: {words}.", picture := reliability_picture(bins))
-    return replace(chart, data=_data(picture, [("right", _points(step, value))], "confidence"))
-
-
-def value_chart(true: Floats, predicted: Floats) -> Chart:
-    """Predicted against true values."""
     lie, are = (f"between {v.min():.3g} and {v.max():.3g}" for v in (predicted, true))
-    words = f"Predicted values lie {lie}, true ones {are}."
-    return _still("agreement", "Predicted against true", words, agreement_picture(true, predicted))
-
-
-def _still(key: str, title: str, alt: str, picture: Picture) -> Chart:
-    """A chart without values to read off."""
-    return Chart(key, title, alt, _uri(picture.light), _uri(picture.dark), {})
-
-
-def _chart(
-    runs: Sequence[Curves], panels: Sequence[Panel], alt: str, lines: list[tuple[str, Series]] | None = None
-) -> Chart:
-    """`lines` can be read value by value: those of the panel unless given."""
-    panel, picture = panels[0], panel_picture(runs, panels)
-    if lines is None:
-        lines = [(line.name, line.series) for line in panel.lines if len(line.series)]
-        lines = lines[:1] if not panel.metric else lines
-    most = HOVER_POINTS if len(runs) == 1 else HOVER_POINTS // 2
-    read = [(name, _points(thin.step, thin.value)) for name, thin in ((n, s.thinned(most)) for n, s in lines)]
-    title = panel.metric if panel.key == "metric" else panel.title
-    return Chart(panel.key, title, alt, _uri(picture.light), _uri(picture.dark), _data(picture, read, "step"))
-
-
-def _data(picture: Picture, lines: list[tuple[str, list[list[float | None]]]], unit: str) -> dict[str, Any]:
-    box = [round(v, 5) for v in picture.box]
-    return {"box": box, "x": list(picture.x), "unit": unit, "series": [{"name": n, "points": p} for n, p in lines]}
-
-
-def _points(x: Any, y: Any) -> list[list[float | None]]:
-    return [[_short(a), _short(b)] for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+    return _make_chart("agreement", "Predicted against true", f"Predicted values lie {lie}, true ones {are}.", draw)
 
 
 def _short(value: float) -> float | None:
@@ -235,7 +204,7 @@ def _loss_words(curves: Curves) -> str:
     if low:
         words.append(f"validation is lowest at step {low[0]} ({low[1]:.2f}) and ends at {unseen.value[-1]:.2f}")
     if curves.non_finite:
-        words.append(f"{len(curves.non_finite)} steps were not finite")
+        words.append(f"{len(curves.non_finite)} steps were NaN or infinite")
     return f"Loss by step: {'; '.join(words)}."
 
 

@@ -19,7 +19,7 @@ from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.table import DEFAULTS, Scale, canonical_name, greater_is_better, metric_names
-from tunesmith.report.build import diagnose_with, is_in_training, read_run_config
+from tunesmith.report.build import diagnose_with, is_in_training, read_run_config, say_value
 from tunesmith.report.predictions import (
     Headline,
     PredictedRows,
@@ -128,6 +128,8 @@ SEED_CORRELATION = 0.02
 The correlation of such changes, measured by bench/compare_false_positives.py (decision 0303)."""
 NO_EVIDENCE = "no evidence of a difference"
 ABSENT = "(not recorded)"
+Tested = tuple[PairedResult, PairedResult, int]
+"""The test of these two models, that of their settings, of which each model is one draw, and the number of disagreements."""
 ScoreRow = tuple[str, str, str | None, tuple[Headline | None, ...]]
 """Split, metric, the class it is about, and a score for each run."""
 
@@ -156,15 +158,6 @@ class PairTest:
     """For the settings: with the luck of the seed, and adjusted (Holm) when several runs are tested against the first."""
     different: bool
     sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tested:
-    """One paired test: about these two models, and about their settings, of which each model is one draw."""
-
-    models: PairedResult
-    settings: PairedResult
-    disagreements: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,12 +214,8 @@ def _compared(k: int, folder: RunDir, config: Mapping[str, Any], summary: Mappin
 
 def _differences(configs: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     names = [n for n in dict.fromkeys(n for c in configs for n in c) if n not in BOOKKEEPING]
-    rows = [(name, tuple(_compare_say(c.get(name, ABSENT)) for c in configs)) for name in names]
+    rows = [(name, tuple(say_value(c.get(name, ABSENT)) for c in configs)) for name in names]
     return tuple((name, values) for name, values in rows if len(set(values)) > 1)
-
-
-def _compare_say(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _score_table(runs: Sequence[ComparedRun]) -> tuple[ScoreRow, ...]:
@@ -258,10 +247,10 @@ def _test_all(
             scale: Scale = "probabilities" if pair.given_a.ndim == 2 else "logits"
             given, decided = (pair.given_a, pair.given_b, pair.labels), pair.decided
             found = compare_predictions(*given, task=pair.task, metric=name, scores=scale, decisions=decided)
-            results.append(Tested(found, with_seeds(found, pair.disagreements), pair.disagreements))
+            results.append((found, with_seeds(found, pair.disagreements), pair.disagreements))
         except DataError as error:
             results.append(error)
-    adjusted = _holm([r.settings.p_value if isinstance(r, Tested) else None for r in results])
+    adjusted = _holm([None if isinstance(r, DataError) else r[1].p_value for r in results])
     made = zip(runs[1:], results, adjusted, strict=True)
     return tuple(_pair_test(runs[0], run, wanted, result, p, len(results)) for run, result, p in made)
 
@@ -311,29 +300,24 @@ def _pair_test(
 ) -> PairTest:
     if isinstance(tested, DataError):
         return PairTest(a.letter, b.letter, split, None, None, False, f"not tested: {tested}")
-    result = tested.settings
+    models, result, disagreements = tested
     if p is None or result.difference is None or result.low is None or result.high is None:
         return PairTest(a.letter, b.letter, split, result, None, False, f"{result.metric} is not defined on these rows")
     different = p <= LEVEL
+    shown_p = f"p = {p:.2g}{f' (Holm, {tests} tests)' if tests > 1 else ''}"
+    if models.p_value is not None and disagreements:
+        shown_p += f" for the settings, {models.p_value:.2g} for these two models"
     low, high = (result.low, result.high) if different else (min(result.low, 0.0), max(result.high, 0.0))
-    numbers = f"{result.metric} {result.difference:+.3f} [{low:+.3f}, {high:+.3f}], {_say_p(tested, p, tests)}, "
+    numbers = f"{result.metric} {result.difference:+.3f} [{low:+.3f}, {high:+.3f}], {shown_p}, "
     numbers += f"{result.n:,} {split} rows, {result.method}"
     better = (result.difference > 0) == greater_is_better(result.metric)
     words = NO_EVIDENCE
     if different:
         words = f"{b.letter} is {'better' if better else 'worse'} than {a.letter}"
-    elif tested.models.p_value is not None and tested.models.p_value <= LEVEL:
+    elif models.p_value is not None and models.p_value <= LEVEL:
         words = f"{NO_EVIDENCE} beyond the luck of a seed"
     result = dataclasses.replace(result, low=low, high=high)
     return PairTest(a.letter, b.letter, split, result, p, different, f"{words}: {numbers}")
-
-
-def _say_p(tested: Tested, p: float, tests: int) -> str:
-    adjusted = f" (Holm, {tests} tests)" if tests > 1 else ""
-    alone = tested.models.p_value
-    if alone is None or not tested.disagreements:
-        return f"p = {p:.2g}{adjusted}"
-    return f"p = {p:.2g}{adjusted} for the settings, {alone:.2g} for these two models"
 
 
 def _notes(

@@ -320,13 +320,19 @@ def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> 
 
 
 def _mark_gaps(axes: Axes, run: Curves, x: XAxis, theme: Theme) -> None:
-    """A cross on the axis where the loss or the gradient was not finite."""
+    """A cross on the axis where the loss or the gradient was NaN or infinite."""
     bad = np.isin(run.train_loss.step, run.non_finite) | ~np.isfinite(run.train_loss.value)
     if bad.any():
         at = _x(run.train_loss, x)[bad][:200]
         line = axes.get_xaxis_transform()
         axes.plot(
-            at, [0.02] * len(at), "x", color=theme.side("validation"), transform=line, label="not finite", clip_on=False
+            at,
+            [0.02] * len(at),
+            "x",
+            color=theme.side("validation"),
+            transform=line,
+            label="NaN or infinite",
+            clip_on=False,
         )
 
 
@@ -340,7 +346,7 @@ def _limit_loss(axes: Axes, runs: Sequence[Curves]) -> None:
 
 
 def draw_legend(axes: Axes, theme: Theme) -> None:
-    """Beside the title, where it hides no curve; inside the panel when there are many runs."""
+    """Next to the title, where it hides no curve; inside the panel when there are many runs."""
     lines, names = axes.get_legend_handles_labels()
     if not lines:
         return

@@ -1,8 +1,8 @@
 """The event log of a run: one event per line, appended as it happens and truncated when a run goes back to a checkpoint.
 
 A line counts once its newline is on disk. A process killed while writing leaves at most one line without a newline: readers
-ignore it, and the next writer removes it. `SafePoint` is not stored. `read_columns` reads a log as arrays, `ColumnsTail` follows one
-that is being written, and `peek_journal` reads a few facts from both ends.
+ignore it, and the next writer removes it. `SafePoint` is not stored. `read_columns` reads a log as arrays, `ColumnsTail`
+follows one that is being written, and `peek_journal` reads a few facts from both ends.
 """
 
 from __future__ import annotations

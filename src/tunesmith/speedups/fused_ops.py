@@ -70,7 +70,7 @@ class SideStream:
     """
 
     MOST_TOKENS = 16384
-    """On an H200 3% of a step of BERT-base at 64 rows and up to 2% at 256 (13,824 tokens), with the same bits (0122)."""
+    """On an H200 3% of a step of BERT-base at 64 rows and up to 2% at 256 (13,824 tokens), with the same bits."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}

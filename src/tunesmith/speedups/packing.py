@@ -620,7 +620,7 @@ def attend_by_padding(
     """Stretches laid side by side for the attention alone, with a mask over the gaps; for float32 on a GPU.
 
     The memory-efficient kernel would take stretches as they are, but with dropout its backward pass draws another mask
-    than its forward pass: TREC ended at 0.89 instead of 0.97 accuracy (decisions/0107).
+    than its forward pass: TREC ended at 0.89 instead of 0.97 accuracy.
     """
     keys, inside = spread_rows(k, layout)
     values, _ = spread_rows(v, layout)

@@ -155,6 +155,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 fix="Use one with a head, such as AutoModelForSequenceClassification.",
             )
         args, wanted = self.args, self.args.metric_for_best_model
+        if args.fp16 and args.device.type == "cpu":
+            log.warning("fp16=True has no effect on a CPU: training runs in float32.")
         evaluates = args.eval_strategy != "no" and not isinstance(self.eval_dataset, dict)
         if (
             wanted

@@ -323,8 +323,6 @@ def _require_intact(journal: Path) -> None:
 WAIT_SECONDS = 0.5
 NOT_SHARED = ("output_dir", "run_name", "disable_tqdm", "time_budget", "cache_dir", "logging_steps")
 """Options in which the processes of one search may differ."""
-SYSTEM_FILES = ("Thumbs.db", "desktop.ini")
-"""Files that operating systems create in any folder; names that start with a dot are ignored as well."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +376,7 @@ def search_options(config: RunConfig, plan: SearchPlan, watch: Watch) -> SearchR
 
 def _require_search_folder(folder: Path) -> None:
     make_folder(folder)
-    own = ("search.lock", "locks", *SYSTEM_FILES)
+    own = ("search.lock", "locks")
     strangers = [p.name for p in folder.iterdir() if p.name not in own and not p.name.startswith(".")]
     if strangers and not (folder / JOURNAL).exists():
         raise ResourceError(

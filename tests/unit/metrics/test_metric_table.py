@@ -13,7 +13,6 @@ from tunesmith.metrics.paired import compare_predictions
 from tunesmith.metrics.table import (
     greater_is_better,
     make_suite,
-    metric_names,
     metric_of,
 )
 
@@ -27,13 +26,6 @@ def test_a_name_that_is_not_in_the_table_has_neither_value_nor_interval(name: st
         make_suite(task, names=[name])
     with pytest.raises(ConfigError):
         compare_predictions([1, 0], [1, 1], [1, 0], task=task, metric=name)
-
-
-@pytest.mark.parametrize("task", list(Task))
-def test_a_metric_of_another_task_is_refused(task: Task) -> None:
-    for name in set(metric_names()) - set(metric_names(task)):
-        with pytest.raises(ConfigError, match=f"is not defined for a {task.value} task"):
-            metric_of(name, task)
 
 
 def test_the_direction_comes_from_the_table_and_for_other_names_from_their_ending() -> None:

@@ -65,11 +65,6 @@ def test_the_constant_is_described_with_its_errors() -> None:
     assert found["metrics"]["loss"] == pytest.approx(0.673, abs=0.001)
 
 
-def test_the_set_of_labels_with_the_best_f1_is_the_constant_of_a_multilabel_task() -> None:
-    constant = BestConstant(Task.MULTILABEL, (0.9, 0.45, 0.02))
-    assert constant.decision().tolist() == [1, 1, 0]
-
-
 def test_large_splits_are_thinned_to_the_same_rows_every_time_and_unlabelled_ones_left_out() -> None:
     labels = make_labels(Task.MULTICLASS, 50_000)
     labels[::3] = -1
@@ -100,13 +95,3 @@ def test_the_task_of_a_trainers_arrays_is_known_by_their_shapes() -> None:
     assert infer_task(np.zeros((3, 2)), np.array([[0, 1], [1, 1], [0, 0]])) is Task.MULTILABEL
     assert infer_task(np.zeros((3, 5, 9)), np.zeros((3, 5), int)) is None
     assert infer_task(np.zeros((3, 2)), values) is None
-
-
-def test_more_rows_than_are_ever_written_are_refused() -> None:
-    """The diagnosis compares rows with each other: a journal from elsewhere must not choose how many."""
-    labels = np.linspace(0.0, 1.0, MOST_ROWS + 1)
-    rows = keep_rows(BestConstant(Task.REGRESSION, (0.5,)), labels[:, None], labels, most=MOST_ROWS + 1)
-    assert rows is not None
-    assert len(rows) == MOST_ROWS + 1
-    with pytest.raises(DataError, match=f"{MOST_ROWS + 1} rows, at most {MOST_ROWS}"):
-        decode_rows(encode_rows(rows))

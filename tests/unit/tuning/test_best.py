@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
@@ -29,8 +27,8 @@ from tunesmith.pipeline import start_clock
 from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import PAIR_STAGE
 from tunesmith.tuning import best
-from tunesmith.tuning.best import BestSearch, HeldOut, Outcome, Variant, is_worse, pick, scale_head
-from tunesmith.tuning.trials import Clock, TimeUp, TrialPruned
+from tunesmith.tuning.best import BestSearch, HeldOut, Outcome, Variant, pick
+from tunesmith.tuning.trials import Clock
 from warm import ENVIRONMENT, warm_python
 
 SRC = str(Path(__file__).parents[3] / "src")
@@ -196,34 +194,6 @@ def test_a_budget_for_auto_alone_gives_the_auto_result(home: Path, tmp_path: Pat
     assert metrics[0] == metrics[1]
 
 
-def unstarted(**facts: Any) -> Any:
-    """A search of which only the given attributes are used."""
-    search: Any = object.__new__(BestSearch)
-    search.__dict__ |= {"folds": (1, 2, 3), "record": {"runs": {}}, **facts}
-    return search
-
-
-def test_slow_first_steps_do_not_stop_a_trial(monkeypatch: Any) -> None:
-    """On a GPU sixteen steps share one reading, and kernels are compiled in the first ones: 60 ms per step, later 3."""
-    asked: list[float] = []
-    monkeypatch.setattr(BestSearch, "_require", lambda self, seconds, final, before: asked.append(seconds))
-    watch = unstarted(clock=SimpleNamespace(beat=lambda *events: None))._make_watch(Variant("auto", ""))
-    watch.plan(441, 147.0)
-    for step in range(1, 200):
-        slow = 0.06 if step <= 32 else 0.003
-        watch.listeners[1](StepDone(step, 0.0, 0.5, 1.0, 1e-4, 8, 400, 400, slow + (step - 1) // 16 * 1e-6))
-    assert len(asked) == 1
-    assert asked[0] < 0.004 * 441
-
-
-@pytest.mark.parametrize(("before_final", "stopped"), [(True, True), (False, False)])
-def test_trial_leaves_time_for_final_model(before_final: bool, stopped: bool) -> None:
-    """100 s are left, 110 with the reserve: enough for 95 s, not for the final model in addition."""
-    search = unstarted(clock=SimpleNamespace(left=lambda: 100.0, reserve=10.0))
-    with pytest.raises(TrialPruned) if stopped else nullcontext():
-        search._require(95.0, 150.0, before_final)
-
-
 def test_a_pair_start_that_the_time_is_not_enough_for_is_shortened(
     home: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
@@ -262,23 +232,6 @@ def test_a_pair_start_that_the_time_is_not_enough_for_is_shortened(
     ticks[0] = 0
     assert main([*asked, "--pair_start", "300"]) == 2
     assert "--pair_start 300 takes 300 s" in capsys.readouterr().err
-
-
-def test_a_slow_first_try_leaves_half_of_the_time_for_a_model_of_all_rows(
-    home: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """Here the preparation of the first try never ends: `auto` is trained on all rows all the same."""
-    beat = Clock.beat
-
-    def stuck(self: Clock, *events: Any) -> None:
-        if self.reserve > 1000:  # of an hour, while nothing is timed
-            raise TimeUp
-        beat(self, *events)
-
-    monkeypatch.setattr(Clock, "beat", stuck)
-    assert main(words(home, tmp_path / "run")) == 0
-    assert table(tmp_path / "run")["deployed"] == "auto"
-    assert table(tmp_path / "run")["steps"] == 8
 
 
 def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -327,12 +280,6 @@ def test_what_contradicts_a_budget_is_refused() -> None:
     assert main(["search", "--train_file", "x.csv", "--recipe", "best", "--time_budget", "1m"]) == 2
 
 
-def test_variants_are_announced_or_their_absence_is(home: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(BestSearch, "seconds", lambda self, variant, final=False: 1e4)
-    assert main(words(home, tmp_path / "run", "--debug")) == 0
-    assert "there is no time for variants: the auto recipe is used. Set --time_budget" in capsys.readouterr().err
-
-
 def test_best_killed_before_best_json_finishes(whole: Path, home: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
     (tmp_path / "run" / "best.json").unlink()
@@ -378,14 +325,6 @@ def test_damaged_record_is_reported_by_name(
     assert "record.json" in capsys.readouterr().err
 
 
-def test_stray_files_in_tries_are_ignored(whole: Path, home: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "run")
-    (tmp_path / "run" / "best.json").unlink()
-    for name in (".DS_Store", "Thumbs.db", ".nfs0001", "notes.txt"):
-        (tmp_path / "run" / "tries" / name).write_text("x")
-    assert main(words(home, tmp_path / "run")) == 0
-
-
 def planted(seed: int, right: float, n: int = 400, scale: float = 3.0) -> HeldOut:
     """Two classes; a model that is right in so many rows, each row by a draw of its own."""
     rng = np.random.default_rng(99)
@@ -395,13 +334,6 @@ def planted(seed: int, right: float, n: int = 400, scale: float = 3.0) -> HeldOu
     logits = np.zeros((n, 2))
     logits[np.arange(n), side] = scale
     return HeldOut(Task.BINARY, logits, gold, ("bad", "good"))
-
-
-def test_worse_model_is_recognized() -> None:
-    good, equal, bad = planted(1, 0.85), planted(1, 0.85, scale=2.0), planted(1, 0.6)
-    assert is_worse(good, bad, "accuracy")
-    assert not is_worse(good, equal, "accuracy")
-    assert not is_worse(bad, good, "accuracy")
 
 
 def test_expected_variant_is_chosen_unless_shown_to_be_worse() -> None:
@@ -416,12 +348,3 @@ def test_expected_variant_is_chosen_unless_shown_to_be_worse() -> None:
     assert pick([plain, behind], held, "accuracy") is plain  # both score and loss are worse
     assert pick([plain, bad], held, "accuracy") is plain
     assert pick([plain, Variant("equal", "")], held, "accuracy") is plain
-
-
-def test_scale_head_divides_the_logits() -> None:
-    model = torch.nn.Module()
-    model.classifier = torch.nn.Linear(3, 2)
-    rows = torch.randn(5, 3)
-    before = model.classifier(rows)
-    scale_head(model, 2.0)
-    torch.testing.assert_close(model.classifier(rows), before / 2)

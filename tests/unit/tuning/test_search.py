@@ -152,17 +152,6 @@ def test_search_with_flipped_labels_or_new_model_is_refused(words: list[str], tm
     assert "the base model changed since the first trial" in capsys.readouterr().err
 
 
-def test_stray_files_in_search_folder_are_ignored(words: list[str], finished: Path, tmp_path: Path) -> None:
-    (tmp_path / "new").mkdir()
-    shutil.copytree(finished, tmp_path / "old")
-    for folder in (tmp_path / "new", tmp_path / "old", tmp_path / "old" / "locks"):
-        for name in (".DS_Store", "Thumbs.db", ".nfs0001"):
-            (folder / name).write_text("x")
-    (tmp_path / "old" / "notes.txt").write_text("x")
-    assert main([*words, "--trials", "1", "--output_dir", str(tmp_path / "new")]) == 0
-    assert main([*words, "--trials", "2", "--output_dir", str(tmp_path / "old")]) == 0
-
-
 @pytest.mark.parametrize("damage", ["cut", "noise", "list", "no study", "clock"])
 def test_damaged_search_file_is_reported_by_name(
     words: list[str], finished: Path, tmp_path: Path, damage: str, capsys: Any
