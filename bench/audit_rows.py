@@ -45,11 +45,12 @@ def write_rows(path: Path, count: int) -> None:
 
 def audit_one(path: str, cache: str) -> None:
     """Reads and audits; prints one JSON line."""
+    from tunesmith.config.options import RunConfig
     from tunesmith.data.audit import audit_rows
     from tunesmith.data.read import load_data
 
     start, cpu = time.monotonic(), time.process_time()
-    bundle = load_data(train_file=path, cache_dir=cache, validation_split_fraction=0)
+    bundle = load_data(RunConfig(train_file=str(path), cache_dir=str(cache), validation_split_fraction=0))
     read = time.process_time() - cpu
     found = audit_rows(bundle.parts, bundle.columns, bundle.labels)
     numbers = {f.code: f.numbers.get("rows") for f in found if "duplicate" in f.code}

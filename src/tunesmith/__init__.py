@@ -1,4 +1,4 @@
-"""tunesmith fine-tunes pretrained transformer encoders on labelled text and text pairs."""
+"""tunesmith fine-tunes pretrained transformer encoders on labeled text and text pairs."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class CheckpointError(TunesmithError):
 
 
 class NumericsError(TunesmithError):
-    """A loss, gradient or weight is not finite."""
+    """A loss, gradient or weight is NaN or infinite."""
 
     exit_code = 6
 
@@ -120,7 +120,7 @@ def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str | None:
 
 
 def first_few(texts: list[str] | tuple[str, ...], most: int) -> str:
-    """`a, b and 3 more`: the texts with commas between, at most so many of them."""
+    """`a, b and 3 more`: the texts with commas between, at most this many."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
 

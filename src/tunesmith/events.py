@@ -1,7 +1,7 @@
 """What happens in a run, as frozen events. The journal holds exactly these, one JSON object a line.
 
 Wall-clock values live only in fields named `time` or `seconds`; everything else repeats bit for bit on resume.
-A number that is not finite is written as null: a curve shows a gap, never a made-up 0.0.
+A number that is NaN or infinite is written as null: a curve shows a gap, never a made-up 0.0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EpochStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One optimizer step. `loss` and `grad_norm` are raw, None when not finite. `epoch` is the fraction done after it."""
+    """One optimizer step. `loss` and `grad_norm` are raw, None if NaN or infinite. `epoch` is the fraction done after it."""
 
     step: int
     epoch: float
@@ -90,7 +90,7 @@ class Improved:
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """The update of this step was not applied: something was not finite. `rows` are row numbers of the training set."""
+    """The update of this step was not applied: something was NaN or infinite. `rows` are row numbers of the training set."""
 
     step: int
     what: str
@@ -100,7 +100,7 @@ class NonFinite:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchSplit:
-    """Out of memory: the micro-batch was split and the same step repeated; the maths did not change."""
+    """Out of memory: the micro-batch was split and the same step repeated; the math did not change."""
 
     step: int
     rows_before: int
@@ -149,7 +149,7 @@ class RunEnded:
 
     @property
     def finished(self) -> bool:
-        """Whether the run did all it was asked for; else it was stopped, or an error ended it."""
+        """Whether the run did all it was asked to do; else it was stopped, or an error ended it."""
         return self.reason in ("completed", "early_stopping")
 
 
@@ -229,7 +229,7 @@ def _count(value: Any) -> int:
 
 
 def _finite(value: Any) -> float | None:
-    """A number; None for null and for what is not finite."""
+    """A number; None for null and for NaN or infinite."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):

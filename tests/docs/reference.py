@@ -94,7 +94,7 @@ def defaults_page() -> str:
         "| | transformers | tunesmith |",
         "|---|---|---|",
         "| padding | as the collator says | each batch to its longest row, or none at all where the model allows it |",
-        "| a loss that is not finite | logged as 0.0, training continues | the update is not applied, the run stops with exit code 6 |",
+        "| a loss that is NaN or infinite | logged as 0.0, training continues | the update is not applied, the run stops with exit code 6 |",
         "| accumulation | losses of micro-batches averaged for models without `num_items_in_batch` | divided once, by the rows of the step |",
         "| predictions | in the order of the sampler with length grouping | always in input order |",
         "| validation data | none unless given | a tenth of the training rows, seeded and stratified, unless given |",

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_loading import load_data
 from tunesmith.data.files import DecompressionLimits
-from tunesmith.data.read import load_data, read_source
+from tunesmith.data.read import read_source
 from tunesmith.errors import DataError
 
 HEAD = "text,label\n"

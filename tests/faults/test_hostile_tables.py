@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_loading import load_data
 from patience import patient
-from tunesmith.data.read import load_data, read_source
+from tunesmith.data.read import read_source
 from tunesmith.errors import DataError
 from unit.data.messy_files import pick, sentence, sheet, table
 

@@ -1,4 +1,4 @@
-"""Rows 16 and 17: numbers that are not finite stop the run and are named; out of memory splits the batch, not the experiment."""
+"""Rows 16 and 17: NaN and infinity stop the run and are named; out of memory splits the batch, not the experiment."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tunesmith.runs.folder import RunDir
 @pytest.mark.parametrize(
     ("fault", "names"),
     [
-        ("nan_gradient:5", "gradient bert.encoder.layer.1.output.dense.weight is not finite"),
-        ("nan_output:5", "output bert.pooler.activation is not finite"),
+        ("nan_gradient:5", "gradient bert.encoder.layer.1.output.dense.weight is NaN or infinite"),
+        ("nan_output:5", "output bert.pooler.activation is NaN or infinite"),
     ],
 )
 def test_row_16_a_number_that_is_not_finite_stops_the_run_and_is_named(
@@ -45,7 +45,7 @@ def test_row_16_a_number_that_is_not_finite_stops_the_run_and_is_named(
 def test_row_16_weights_that_overflow_in_the_update_are_never_saved(bench: Any, folder: Path) -> None:
     ended = bench.server.engine(folder, fault="nan_weight:6")
     assert ended.code == 6, ended.log
-    assert "step 6: weight classifier.weight is not finite" in ended.last_line
+    assert "step 6: weight classifier.weight is NaN or infinite" in ended.last_line
     assert intact_checkpoints(folder) == [4]
     assert_finite(folder)
     bench.same_as_whole(folder)
@@ -61,7 +61,7 @@ def test_row_16_a_learning_rate_that_explodes_ends_with_exit_6(bench: Any, folde
 def test_row_16_labels_that_are_all_ignored_stop_the_run(bench: Any, folder: Path) -> None:
     ended = bench.server.engine(folder, options={"ignore_labels": True})
     assert ended.code == 6, ended.log
-    assert "step 1: loss no labelled row in the batch is not finite" in ended.last_line
+    assert "step 1: loss no labeled row in the batch is NaN or infinite" in ended.last_line
 
 
 def assert_finite(folder: Path) -> None:

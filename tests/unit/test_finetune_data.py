@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from datasets import Dataset
 
+from data_loading import load_data
 from tiny_model import save_tiny_bert, sentences
 from tunesmith import finetune
 from tunesmith.data.in_memory import text_columns_of
-from tunesmith.data.read import load_data
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.pipeline.watch import Watch
 

@@ -29,7 +29,7 @@ from tunesmith.pipeline.watch import PAIR_STAGE, Watch
 SLOW_SECONDS = 2.0
 """Without bars, work that is finished sooner is not reported."""
 STEP_STAGE = PAIR_STAGE
-"""Progress that counts steps: what stands in front of the first step of a run."""
+"""Progress that counts steps: shown before the first step of a run."""
 LINE_SECONDS = 10.0
 """Without bars, seconds between two lines about slow work."""
 _ENDS = "{desc} {percentage:3.0f}% |{bar}| "
@@ -51,7 +51,7 @@ DETAILS = (
 )
 """Messages that begin like this are printed only with -v; the report contains them."""
 SHOWN_METRICS = 2
-"""Beside the loss, so that the line fits 80 columns; report and journal have them all."""
+"""Shown with the loss, so that the line fits 80 columns; report and journal have them all."""
 
 
 def uses_color(stream: TextIO) -> bool:
@@ -265,7 +265,7 @@ def _sentence(event: Note | MicroBatchSplit | NonFinite) -> str:
         return (
             f"out of memory at step {event.step}: micro-batches of {event.rows_before} rows now have {event.rows_after}"
         )
-    return f"step {event.step}: {event.what} {event.tensor} is not finite; the update was not applied"
+    return f"step {event.step}: {event.what} {event.tensor} is NaN or infinite; the update was skipped"
 
 
 def format_duration(seconds: float) -> str:

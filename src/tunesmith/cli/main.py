@@ -207,7 +207,7 @@ def _verb_hint(verb: str, known: dict[str, str]) -> str:
 
 @contextmanager
 def _notes_on_stderr(debug: bool) -> Iterator[None]:
-    """Warnings of our own modules go to stderr, one line each, for as long as the command runs."""
+    """Our own warnings go to stderr, one line each, for as long as the command runs."""
     logger = logging.getLogger("tunesmith")
     level = logger.level
     handler = logging.StreamHandler()

@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The parsed arguments; flags and file names may stand in any order."""
+        """The parsed arguments; flags and file names may come in any order."""
         args, extra = self.parse_known_intermixed_args(self.spell(argv))
         unknown = [word for word in extra if word.startswith("-") and word != "-"]
         if unknown:

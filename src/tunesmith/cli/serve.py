@@ -20,7 +20,7 @@ DEFAULT_PORT = 8322
 MIN_KEY = 16
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads of a product that wait for each other sleep instead of spinning. With clients on the same two cores, spinning took
-62 ms of CPU time per row instead of 9.7 (all-MiniLM-L6-v2, sentences of subj) at a quarter of the throughput."""
+62 ms of processor time per row instead of 9.7 (all-MiniLM-L6-v2, sentences of subj), at a quarter of the throughput."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

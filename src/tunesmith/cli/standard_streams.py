@@ -21,7 +21,7 @@ class LostOutput(io.StringIO):
 
 
 def prepare_streams() -> None:
-    """Makes both streams usable. Occupies descriptors 0 to 2, to which a library may print, so that no file of ours gets them."""
+    """Makes both streams usable. Occupies descriptors 0 to 2, to which a library may print, so that our files never get them."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

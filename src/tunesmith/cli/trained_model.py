@@ -90,7 +90,7 @@ def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, ...]:
-    """The text columns: as asked for, else as in training, else as found in the file."""
+    """The text columns: as requested, else as in training, else as found in the file."""
     from tunesmith.data.columns import infer_columns
     from tunesmith.data.read import read_source
 

@@ -14,7 +14,7 @@ from tunesmith.config.options import PATH_OPTIONS, SCHEDULE_OPTIONS, Range, RunC
 from tunesmith.errors import did_you_mean
 
 LARGEST_NUMBER = 10**15
-"""The limit of options without one of their own: libraries cannot compute with larger whole numbers."""
+"""The limit of options without a limit: libraries cannot compute with larger whole numbers."""
 
 DATA_SOURCES = ("train_file", "task_name", "dataset_name")
 """The options that say where training rows come from: a run has one of them."""

@@ -44,7 +44,7 @@ def audit_rows(
     if isinstance(train, Part) and len(train):
         others = [n for n in train.source.column_names if n not in (*columns.text, columns.label, "labels")]
         sample = sample_rows(train, [*columns.text, *others[:20]], MOST_ROWS)
-        folds = (texts["train"][0][sample.rows].sum(axis=1) * 7919) % FOLDS
+        folds = survey.of("train", survey.keys)[sample.rows].sum(axis=1) % np.uint64(FOLDS)
         findings += find_giveaways(
             sample, characters["train"][sample.rows], folds, ids["train"][sample.rows], labels, columns.text
         )
@@ -184,7 +184,6 @@ LARGE_SHARE, COLUMN_SHARE = 0.5, 0.8
 """Shares of the constant baseline's errors from which a feature of the text or another column is reported."""
 _WORD = re.compile(r"\w+")
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
-DATE = re.compile(r"\b(?:(?:19|20)\d\d[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.](?:19|20)\d\d)\b")
 
 
 def find_giveaways(
@@ -197,20 +196,19 @@ def find_giveaways(
         return []
     features = {
         "Length": np.concatenate([characters, characters[:, :1] / np.maximum(characters[:, -1:], 1)], axis=1),
-        "Ids and dates in the text": np.concatenate([_numbers_in(sample.columns[name]) for name in text], axis=1),
+        "Ids and dates in the text": np.concatenate([column_features(sample.columns[name]) for name in text], axis=1),
     }
-    features |= {
-        f"Column {name!r}": column_features(cells) for name, cells in sample.columns.items() if name not in text
-    }
+    cells_of = {f"Column {name!r}": cells for name, cells in sample.columns.items() if name not in text}
+    features |= {name: column_features(cells) for name, cells in cells_of.items()}
     findings = []
     for name, values in features.items():
         score, constant = judge_features(values[known], ids[known], folds[known], regression=regression)
-        of_column = name.startswith("Column")
+        of_column = name in cells_of
         if (score - constant) / max(1 - constant, 1e-9) < (COLUMN_SHARE if of_column else LARGE_SHARE):
             continue
         numbers = {"feature": name, "score": score, "constant": constant}
         says = f"R2 {score:.2f}" if regression else f"{score:.1%} of the labels"
-        if of_column and len({str(cell) for cell in sample.columns[name[8:-1]]}) <= max(2 * len(labels), 10):
+        if of_column and len({str(cell) for cell in cells_of[name]}) <= max(2 * len(labels), 10):
             evidence = f"{name} repeats the label ({says}). The model does not use this column."
             findings.append(Finding("column_repeats_label", "info", evidence, numbers=numbers))
             continue
@@ -270,20 +268,9 @@ def _markers(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]
     return [Finding("label_giveaway", "warning", evidence, advice, numbers=numbers)]
 
 
-def _numbers_in(cells: Sequence[Any]) -> Ints:
-    """First number, last number, digits, and whether there is a date."""
-    values = np.full((len(cells), 4), -1.0)
-    for at, cell in enumerate(cells):
-        found = _DIGITS.findall(str(cell)[:2_000])
-        if found:
-            dated = bool(DATE.search(str(cell)[:2_000]))
-            values[at] = (float(found[0][:15]), float(found[-1][:15]), len("".join(found)), dated)
-    return values
-
-
 def column_features(cells: Sequence[Any]) -> Ints:
     """First and last number of each cell, all of its digits as one, and a code for the words around them."""
-    texts = ["" if cell is None else str(cell) for cell in cells]
+    texts = ["" if cell is None else str(cell)[:2_000] for cell in cells]
     numbers = [_DIGITS.findall(text) or ["-1"] for text in texts]
     ends = [np.array([float(found[at][:15]) for found in numbers]) for at in (0, -1)]
     digits = np.array([float("".join(found)[:15].replace(".", "")) for found in numbers])
@@ -478,7 +465,7 @@ CUT_SHARE = 0.1
 
 def check_tokens(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> list[Finding]:
     """Findings about a sample of the texts of each split; one split is enough to raise one."""
-    every = [text for some in texts.values() for text in spread(some, MOST_TOKENIZED)]
+    every = [text for some in texts.values() for text in some]
     if not every:
         return []
     ids = tokenizer(every, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
@@ -506,14 +493,6 @@ def check_cut(
         advice = f"The model supports at most {limit}; --long_texts sets which part of a longer row it sees."
     severity: Severity = "warning" if share >= CUT_SHARE and words >= CUT_SHARE else "info"
     return [Finding("cut_rows", severity, evidence, (advice,), numbers=numbers)]
-
-
-def spread(texts: Sequence[str], most: int) -> list[str]:
-    """Some of the texts, from the whole length of the list."""
-    if not texts:
-        return []
-    places = np.unique(np.linspace(0, len(texts) - 1, min(len(texts), most)).round().astype(int))
-    return [texts[at] for at in places]
 
 
 def _unknown(counts: Ints, unknown: Ints, texts: Sequence[str], tokenizer: Any) -> list[Finding]:

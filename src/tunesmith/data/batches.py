@@ -43,7 +43,7 @@ class Window:
     rows: npt.NDArray[np.int64]
     labels: npt.NDArray[Any] | None
     idle: bool = False
-    """This rank has no row of its own here: it computes one with weight 0, because the other ranks wait for it."""
+    """This rank has no row here: it computes one with weight 0, because the other ranks wait for it."""
 
 
 class Collate(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from tunesmith.config.options import RunConfig
 from tunesmith.data.label_values import (
     ANY_NUMBER,
     DOUBTFUL_SEPARATORS,
@@ -341,22 +342,14 @@ class Columns:
     default_names: tuple[str, ...] = ()
 
 
-def infer_columns(
-    sources: Mapping[str, Source],
-    *,
-    text_column_names: str | Sequence[str] | None = None,
-    label_column_name: str | None = None,
-    do_regression: bool | None = None,
-    task_name: str | None = None,
-    label_separator: str | None = None,
-    merge_label_variants: bool = False,
-    label_names: str | Sequence[str] | None = None,
-) -> Columns:
-    """The columns of the train split, checked to be in every other; what the user names is never second-guessed."""
+def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None) -> Columns:
+    """Return the columns of the train split, checked to be in every other; columns that the user names are always used."""
+    config = config or RunConfig()
+    label_column_name, do_regression = config.label_column_name, config.do_regression
     train = sources.get("train") or next(iter(sources.values()))
-    glue = find_glue_task(task_name)
+    glue = find_glue_task(config.task_name)
     glue_text, glue_labels = GLUE_TASKS[glue] if glue is not None else ((), ())
-    text = split_names(text_column_names)
+    text = split_names(config.text_column_names)
     for name in text:
         require_text(train, name)
     why_text = f"Text: {quoted(text)}, as requested." if text else ""
@@ -379,8 +372,10 @@ def infer_columns(
     if glue is not None and not glue_labels and do_regression is None:
         task, why_task = Task.REGRESSION, f"Task: regression, as in GLUE {glue}."
     else:
-        task, why_task = _choose_task(sources, label, do_regression, label_separator, merge=merge_label_variants)
-    listed = listed_names(label_names)
+        task, why_task = _choose_task(
+            sources, label, do_regression, config.label_separator, merge=config.merge_label_variants
+        )
+    listed = listed_names(config.label_names)
     if listed is not None and task in (Task.BINARY, Task.MULTICLASS):
         task = Task.BINARY if len(listed) == 2 else Task.MULTICLASS
         why_task = f"Task: {task.value}, because {len(listed)} label{'s' * (len(listed) != 1)} are listed."
@@ -498,12 +493,12 @@ def require_text(source: Source, name: str) -> None:
 
 
 def _refuse_absent_header(chooser: ColumnChooser) -> None:
-    """Refuse a file whose first line is a row: a name that is a value of its own column, or a number in a column of numbers."""
+    """Refuse a file whose first line is a row: a name that is also a value of the column, or a number in a column of numbers."""
     source = chooser.source
     for name, cells in (first_rows(source) if source.lines else {}).items():
         numbers = chooser.profiles[name].kind in ("number", "label", "switch", "id") and ANY_NUMBER.match(name)
         if name in cells or numbers:
-            why = "is a value of its own column" if name in cells else "is a number"
+            why = "is also a value of the column" if name in cells else "is a number"
             problem = f"the file seems to have no header: {name[:40]!r} in the first line {why}"
             fix = (
                 "Add a first line with column names, such as text,label. If it is the header, set --label_column_name."

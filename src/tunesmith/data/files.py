@@ -1,7 +1,7 @@
 """A file as bytes, then as text, block by block, with the exact place of what cannot be read.
 
 Bytes: gzip with a limit on what may come out. Text: a byte order mark decides (UTF-8, UTF-16, UTF-32); without one the text is
-UTF-8 unless an encoding is asked for. Bytes that do not decode are refused, never replaced; the error names a likely encoding for
+UTF-8 unless an encoding is set. Bytes that do not decode are refused, never replaced; the error names a likely encoding for
 the user to confirm. NUL is refused: it is the mark of UTF-16 or of a damaged file.
 """
 

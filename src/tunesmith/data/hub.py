@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MOVED = {"glue": "nyu-mll/glue"}
-"""Names that the Hub redirects. Others are asked for; these work offline too. (datasets 5.2 refuses a bare name: HfUriError.)"""
+"""Names that the Hub redirects. These also work offline. (datasets 5.2 refuses a bare name: HfUriError.)"""
 WELL_KNOWN = ("glue", "nyu-mll/glue", "stanfordnlp/imdb", "CogComp/trec", "fancyzhx/ag_news", "stanfordnlp/sst2")
 
 
-def load_by_name(name: str, config: str | None, hub_options: Mapping[str, Any]) -> Any:
+def load_by_name(name: str, config: str | None, *, allow_download: bool) -> Any:
     """The splits of a saved folder, or of a Hub dataset."""
     folder = Path(name).expanduser()
     if folder.is_dir() and (is_saved_dataset(folder) or name.startswith((".", "/", "~"))):
         saved = load_folder(folder, name)
         return saved if isinstance(saved, Mapping) else {"train": saved}
-    return load_from_hub(name, config, **hub_options)
+    return load_from_hub(name, config, allow_download=allow_download)
 
 
 def load_from_hub(

@@ -24,7 +24,7 @@ PENALTIES = tuple(10.0 ** (power / 2) for power in range(-8, 3))
 WORD_FEATURES = 2**15
 WORD_SPACE = 256
 SURE = 0.15
-"""As many rows stand in the review file as have a given label less probable than this, beside the best other one alone."""
+"""Number of rows in the review file: those with a smaller `share_of_given` than this."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def to_probabilities(scores: Ints, ids: Ints, weights: Ints) -> Ints:
 
 
 def share_of_given(probabilities: Ints, ids: Ints) -> Ints:
-    """From 0 to 1: the probability of the given label beside that of the likeliest other one."""
+    """From 0 to 1: the probability of the given label compared with that of the likeliest other one."""
     rows = np.arange(len(ids))
     own = probabilities[rows, ids]
     rest = probabilities.copy()
@@ -108,7 +108,7 @@ def rank_suspects(judged: Ints, ids: Ints, labels: LabelMap) -> list[Suspect]:
         spread = 1.4826 * float(np.median(miss)) + 1e-12
         order = [row for row in np.argsort(-miss, kind="stable") if miss[row] > 4 * spread]
         return [Suspect(int(row), float(judged[row, 0]), float(-miss[row] / spread), 0.0) for row in order]
-    # By the probability of the given label alone: beside the best other one it found fewer errors (bench/audit_labels.py).
+    # Ranked by the probability of the given label: `share_of_given` found fewer errors (bench/audit_labels.py).
     doubtful = int((share_of_given(judged, ids) < SURE).sum())
     places = np.argsort(judged[np.arange(len(ids)), ids], kind="stable")[:doubtful]
     best = judged.copy()

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunesmith.config.options import RunConfig
 from tunesmith.data.bad_rows import BadRow, check_texts, sort_out
 from tunesmith.data.cache import CachedRows, RowCache, binary_errors
 from tunesmith.data.columns import Columns, infer_columns, listed_names, require_text
@@ -83,86 +84,45 @@ class DataBundle:
 
 
 def load_data(
+    config: RunConfig,
+    data: Mapping[str, Any] | None = None,
     *,
-    train_file: str | Path | None = None,
-    validation_file: str | Path | None = None,
-    test_file: str | Path | None = None,
-    train_data: Any = None,
-    validation_data: Any = None,
-    test_data: Any = None,
-    task_name: str | None = None,
-    dataset_name: str | None = None,
-    dataset_config_name: str | None = None,
-    text_column_names: str | Sequence[str] | None = None,
-    label_column_name: str | None = None,
-    label_names: str | Sequence[str] | None = None,
-    do_regression: bool | None = None,
-    validation_split_fraction: float = 0.1,
-    fold: tuple[int, int] | None = None,
-    seed: int = 42,
-    max_train_samples: int | None = None,
-    max_eval_samples: int | None = None,
-    max_predict_samples: int | None = None,
-    allow_single_label: bool = False,
-    allow_empty_text: bool = False,
-    labels_file: str | Path | None = None,
-    label_separator: str | None = None,
-    positive_label: str | None = None,
-    merge_label_variants: bool = False,
-    skip_bad_rows: bool = False,
-    split_column_name: str | None = None,
-    split_names: Mapping[str, str] | None = None,
-    hub_options: Mapping[str, Any] | None = None,
     head_names: Sequence[str] = (),
-    **reading: Any,
+    on_progress: OnProgress | None = None,
 ) -> DataBundle:
-    """Read, check, encode and split. Without a validation split, hold out a share of train, or `fold` (k, n)."""
-    given = {
-        "train": train_file if train_data is None else train_data,
-        "validation": validation_file if validation_data is None else validation_data,
-        "test": test_file if test_data is None else test_data,
-    }
-    sources, notes = gather_sources(
-        given,
-        task_name=task_name,
-        dataset_name=dataset_name,
-        dataset_config_name=dataset_config_name,
-        split_names=split_names or {},
-        split_column_name=split_column_name,
-        read=partial(read_source, skip_bad_rows=skip_bad_rows, **reading),
-        hub_options=hub_options or {},
-    )
-    columns = infer_columns(
-        sources,
-        text_column_names=text_column_names,
-        label_column_name=label_column_name,
-        do_regression=do_regression,
-        task_name=task_name,
-        label_separator=label_separator,
-        merge_label_variants=merge_label_variants,
-        label_names=label_names,
-    )
-    names = listed_names(label_names)
+    """Read, check, encode and split. Without a validation split, hold out a share of train, or one of the folds.
+
+    `data`: rows in memory by split, used instead of the files of the config. `head_names`: labels of the model's head, in order.
+    """
+    options = ("encoding", "delimiter", "quoting", "sheet_name", "cache_dir", "skip_bad_rows")
+    read = partial(read_source, on_progress=on_progress, **{name: getattr(config, name) for name in options})
+    given = {split: getattr(config, f"{split}_file") for split in ("train", "validation", "test")}
+    given |= {split: rows for split, rows in (data or {}).items() if rows is not None}
+    sources, notes = gather_sources(given, config, read)
+    columns = infer_columns(sources, config)
+    names = listed_names(config.label_names)
     sources = unwrap_single_labels(sources, columns)
-    good, bad = sort_out(sources, columns, notes, names, allow_empty_text=allow_empty_text, skip=skip_bad_rows)
+    good, bad = sort_out(
+        sources, columns, notes, names, allow_empty_text=config.allow_empty_text, skip=config.skip_bad_rows
+    )
     if columns.task is Task.MULTILABEL and columns.label is not None:
-        good = unfold_labels(good, columns.label, label_separator)
-    if merge_label_variants and columns.label is not None and columns.task is not Task.REGRESSION:
+        good = unfold_labels(good, columns.label, config.label_separator)
+    if config.merge_label_variants and columns.label is not None and columns.task is not Task.REGRESSION:
         good = merge_variants(good, columns.label, notes, names=names or ())
     labels, encoded = encode_labels(
         good,
         columns,
         label_names=names,
         head_names=head_names,
-        allow_single_label=allow_single_label,
-        positive_label=positive_label,
+        allow_single_label=config.allow_single_label,
+        positive_label=config.positive_label,
     )
     parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}
-    if labels_file is not None:
-        parts["train"], changed = correct_labels(parts["train"], Path(labels_file), columns.text, labels)
-        notes.append(f"{changed:,} labels of train rows were changed by {labels_file}.")
-    parts = _hold_out(parts, columns, labels, notes, fraction=validation_split_fraction, seed=seed, fold=fold)
-    parts = _sample(parts, (max_train_samples, max_eval_samples, max_predict_samples), notes, labels.task, seed)
+    if config.labels_file is not None:
+        parts["train"], changed = correct_labels(parts["train"], Path(config.labels_file), columns.text, labels)
+        notes.append(f"{changed:,} labels of train rows were changed by {config.labels_file}.")
+    parts = _hold_out(parts, columns, labels, notes, config)
+    parts = _sample(parts, notes, labels.task, config)
     notes += notes_on_classes(parts, labels)
     fingerprint, by_split = fingerprint_parts(parts, columns.text, labels)
     return DataBundle(
@@ -173,22 +133,20 @@ def load_data(
         fingerprint=fingerprint,
         split_fingerprints=by_split,
         parts=parts,
-        names_given=label_names is not None,
+        names_given=names is not None,
         bad_rows=tuple(bad),
     )
 
 
+def _seed(config: RunConfig) -> int:
+    return config.seed if config.data_seed is None else config.data_seed
+
+
 def _hold_out(
-    parts: dict[str, Part],
-    columns: Columns,
-    labels: LabelMap,
-    notes: list[str],
-    *,
-    fraction: float,
-    seed: int,
-    fold: tuple[int, int] | None,
+    parts: dict[str, Part], columns: Columns, labels: LabelMap, notes: list[str], config: RunConfig
 ) -> dict[str, Part]:
-    """Takes the validation split from train when there is none and one is wanted."""
+    """Take the validation split from train if there is none and one is wanted."""
+    fraction, seed, fold = config.validation_split_fraction, _seed(config), config.fold
     given = any(split.startswith("validation") for split in parts)
     if given and fold is not None:
         problem = "--folds takes its validation rows from the training rows, and there are validation rows already"
@@ -201,8 +159,9 @@ def _hold_out(
     whole = parts["train"]
     text = () if len(whole) > MAX_GROUPED_ROWS else columns.text
     if fold is not None:
-        train, held_out = draw_fold(whole, fold=fold[0], folds=fold[1], task=labels.task, text_columns=text)
-        note = f"Fold {fold[0]} of {fold[1]}: {len(held_out):,} of {len(whole):,} rows are held out."
+        folds = config.folds or fold
+        train, held_out = draw_fold(whole, fold=fold, folds=folds, task=labels.task, text_columns=text)
+        note = f"Fold {fold} of {folds}: {len(held_out):,} of {len(whole):,} rows are held out."
     else:
         train, held_out, torn = draw_split(whole, val_fraction=fraction, seed=seed, task=labels.task, text_columns=text)
         how = "at random" if labels.task is Task.MULTILABEL else "stratified by label"
@@ -214,11 +173,10 @@ def _hold_out(
     return {"train": replace(whole, rows=train), "validation": replace(whole, rows=held_out), **rest}
 
 
-def _sample(
-    parts: dict[str, Part], samples: Sequence[int | None], notes: list[str], task: Task, seed: int
-) -> dict[str, Part]:
+def _sample(parts: dict[str, Part], notes: list[str], task: Task, config: RunConfig) -> dict[str, Part]:
     """Draw the requested numbers of train, validation and test rows."""
-    how = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept"
+    how, seed = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept", _seed(config)
+    samples = (config.max_train_samples, config.max_eval_samples, config.max_predict_samples)
     limits = dict(zip(("train", "validation", "test"), samples, strict=True))
     drawn = {}
     for split, part in parts.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tunesmith.config.options import RunConfig
 from tunesmith.data.columns import find_glue_task
 from tunesmith.data.in_memory import holds_splits
 from tunesmith.data.source import Ints, Part, Source
@@ -26,37 +27,31 @@ _MATCHED = {"validation_matched": "validation", "test_matched": "test"}
 
 
 def gather_sources(
-    given: Mapping[str, Any],
-    *,
-    task_name: str | None,
-    dataset_name: str | None,
-    dataset_config_name: str | None,
-    split_names: Mapping[str, str],
-    split_column_name: str | None,
-    read: Callable[..., Source],
-    hub_options: Mapping[str, Any],
+    given: Mapping[str, Any], config: RunConfig, read: Callable[..., Source]
 ) -> tuple[dict[str, Source], list[str]]:
-    """The splits in the order train, validation, test, then others, and notes on what was left out.
+    """Return the splits in the order train, validation, test, then others, and notes on unused splits.
 
-    `given` are files or objects by split; they go before a dataset, and that before a task's own data on the Hub.
-    `split_names` say what our splits are called in a dataset with splits of its own.
+    `given` are files or objects by split; they take precedence over a dataset, and that over a GLUE task's data on the Hub.
     """
+    asked = {split: getattr(config, f"{split}_split_name") for split in ("train", "validation", "test")}
+    split_names = {split: name for split, name in asked.items() if name is not None}
     notes: list[str] = []
     named = {split: source for split, source in given.items() if source is not None}
     whole = named.get("train")
     if isinstance(whole, Mapping) and holds_splits(whole):
         if len(named) > 1:
-            raise ConfigError("the train data is a DatasetDict with its own splits: give no other data beside it")
+            raise ConfigError("the train data is a DatasetDict with its own splits", fix="Pass no other data.")
         splits = _rename(whole, split_names, notes)
     elif whole is not None:
         splits = named
-    elif dataset_name is not None or task_name is not None:
+    elif config.dataset_name is not None or config.task_name is not None:
         from tunesmith.data import hub
 
-        if dataset_name is not None:
-            found = hub.load_by_name(dataset_name, dataset_config_name, hub_options)
+        download = config.allow_download
+        if config.dataset_name is not None:
+            found = hub.load_by_name(config.dataset_name, config.dataset_config_name, allow_download=download)
         else:
-            found = hub.load_from_hub("glue", find_glue_task(task_name), **hub_options)
+            found = hub.load_from_hub("glue", find_glue_task(config.task_name), allow_download=download)
         splits = {**_rename(found, split_names, notes), **named}
     elif named:
         splits = named
@@ -67,7 +62,7 @@ def gather_sources(
         raise DataError(f"there is no train split, only {', '.join(splits)}", fix=fix)
     first = [s for s in ("train", "validation", "test") if s in splits]
     sources = {s: read(splits[s], name=s) for s in [*first, *(s for s in splits if s not in first)]}
-    return follow_split_column(sources, split_column_name, notes), notes
+    return follow_split_column(sources, config.split_column_name, notes), notes
 
 
 def _rename(splits: Mapping[str, Any], asked: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
@@ -206,7 +201,7 @@ def _quota(strata: Ints, fraction: float) -> Ints:
 
 
 def _groups(part: Part, text: Sequence[str]) -> Ints | None:
-    """The group of each row: rows that share a sentence, also indirectly. None if each row is a group of its own."""
+    """The group of each row: rows that share a sentence, also indirectly. None if each row is a separate group."""
     if not text or len(part) > MAX_GROUPED_ROWS:
         return None
     numbers = _number_sentences(part, text)

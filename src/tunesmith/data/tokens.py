@@ -157,7 +157,7 @@ class TokenRows:
         return len(self.lengths)
 
     def take(self, indices: npt.NDArray[Any]) -> dict[str, list[npt.NDArray[Any]]]:
-        """The token columns of these rows, in the order asked for."""
+        """The token columns of these rows, in this order."""
         taken = {name: column.take(indices) for name, column in self.columns.items()}
         return taken if self.windows is None else self.windows.shown(taken, indices)
 
@@ -181,7 +181,7 @@ class TokenRows:
         return TokenRows.from_lists(parts), owners
 
     def select(self, indices: npt.NDArray[Any]) -> TokenRows:
-        """A copy of some rows, in the order asked for."""
+        """A copy of some rows, in this order."""
         columns = {name: Ragged.from_lists([list(r) for r in col.take(indices)]) for name, col in self.columns.items()}
         labels = None if self.labels is None else self.labels[indices]
         return TokenRows(columns, self.lengths[indices], labels, windows=self.windows)

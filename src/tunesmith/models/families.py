@@ -19,7 +19,7 @@ from torch.nn.modules import module as global_hooks
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_ALL_MODULES = tuple(f"_global{name}" for name in _OF_MODULES)
 _HARMLESS = ("tunesmith.", "transformers.utils.output_capturing")
-"""Hooks of our own, and those that collect hidden states: they do nothing unless the config asks for them."""
+"""Our hooks, and those that collect hidden states: they do nothing unless the config asks for them."""
 
 
 def hook_tables(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:

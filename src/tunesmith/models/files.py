@@ -252,7 +252,7 @@ def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, w
 
 
 LONGEST_FILE = 16_000_000
-"""Bytes of a JSON file beside the weights; 100,000 label names take a quarter of it."""
+"""Bytes of a JSON file next to the weights; 100,000 label names take a quarter of it."""
 LARGEST_NUMBER = 2**31 - 1
 """Sizes and ids are 32-bit numbers at the most; a library takes some of them for the length of a list."""
 MOST_LAYERS = 1000

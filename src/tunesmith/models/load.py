@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LARGEST_MODEL = 20_000_000_000
 """Parameters; a config that asks for more is refused."""
 MOST_NEW = 16_000_000
-"""Parameters that may be new beside twice those in the folder: a head of 10,000 labels over 1,024 dimensions has 11 million."""
+"""Parameters that may be added to twice those in the folder: a head of 10,000 labels over 1,024 dimensions has 11 million."""
 
 
 def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
@@ -131,7 +131,7 @@ def load_model(
     new_head: bool = False,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
-    """The model with a head of the right size and `id2label` set to the real names. `new_head` draws the head anew."""
+    """The model with a head of the right size and `id2label` set to the real names. `new_head` re-initializes the head."""
     from transformers import AutoModelForSequenceClassification
 
     folder = Path(folder)
@@ -163,7 +163,7 @@ def load_model(
 
 
 def _start_head_afresh(model: Any) -> tuple[str, ...]:
-    """Draws everything above the encoder anew, as the model's own class does; gives the names of those parameters."""
+    """Re-initializes everything above the encoder, as the model's own class does; gives the names of those parameters."""
     import torch
 
     fresh: list[str] = []
@@ -253,7 +253,7 @@ def _refuse_non_finite(model: Any, where: str) -> None:
     for (name, tensor), finite in zip(floats.items(), torch.isfinite(sums).tolist(), strict=True):
         if not finite and not bool(torch.isfinite(tensor).all()):
             fix = "Use an undamaged copy of the model."
-            raise NumericsError(f"the pretrained weights are not finite: {name}", where=where, fix=fix)
+            raise NumericsError(f"the pretrained weights are NaN or infinite: {name}", where=where, fix=fix)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 transformers' BERT and RoBERTa give their head the first token. The mean comes from one more standard layer: its queries and
 keys are zero, so every token attends to all tokens alike; its values are the hidden states, scaled so that the residual of
-the first token hardly counts beside them; its feed-forward part adds nothing. What stands at the first token after it is the
-normalised mean. The dense layer of the head starts as a scaled identity, in which tanh is nearly straight: the last layer
+the first token hardly counts; its feed-forward part adds nothing. The first token then contains the
+normalized mean. The dense layer of the head starts as a scaled identity, in which tanh is nearly straight: the last layer
 then reads the pooled vector itself, and can start from a linear model fitted to it. Both parts are not trained.
 """
 
@@ -38,7 +38,7 @@ def poolings_of(model: nn.Module) -> tuple[Pooling, ...]:
 
 
 def set_pooling(model: nn.Module, pooling: Pooling) -> None:
-    """Changes a freshly loaded model in place. It stays a plain model of its class: save and load need no code of ours."""
+    """Changes a freshly loaded model in place. It stays a plain model of its class: saving and loading need no tunesmith code."""
     if pooling == "pooler":
         if is_averaging(model):
             _freeze(*_averaging_parts(model))
@@ -80,7 +80,7 @@ def pooled_features(model: nn.Module, hidden: torch.Tensor, mean: torch.Tensor, 
 
 
 def _scale_for(model: nn.Module, pooling: Pooling) -> float:
-    """The mean is normalised; the size of a first token's values is that of the last norm's weights."""
+    """The mean is normalized; the size of a first token's values is that of the last norm's weights."""
     layers = anatomy_of(model).layers
     if pooling == "mean" or layers is None:
         return HEAD_SCALE

@@ -44,7 +44,7 @@ METHODS = {"words": "TF-IDF", "probe": "frozen features and TF-IDF", "deep": "k-
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found, most serious first; `review_file` is None when none was asked for or no label is suspicious."""
+    """What an audit found, most serious first; `review_file` is None if none was requested or no label is suspicious."""
 
     findings: list[Finding]
     rows: dict[str, int]

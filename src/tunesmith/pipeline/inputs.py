@@ -38,15 +38,6 @@ from tunesmith.models.files import load_tokenizer, position_limit, read_config_f
 from tunesmith.models.load import HeadNames, read_head_names
 from tunesmith.pipeline.watch import Say, ShowProgress
 
-PLAIN_OPTION_NAMES = """
-    train_file validation_file test_file task_name dataset_name dataset_config_name text_column_names label_column_name
-    label_names do_regression validation_split_fraction encoding delimiter quoting sheet_name max_train_samples
-    max_eval_samples max_predict_samples label_separator positive_label merge_label_variants split_column_name
-    skip_bad_rows allow_single_label allow_empty_text labels_file cache_dir
-"""
-PLAIN_OPTIONS = tuple(PLAIN_OPTION_NAMES.split())
-"""Options that the reader takes under the same name."""
-
 
 @dataclass(frozen=True)
 class RunData:
@@ -75,17 +66,8 @@ def read_run_data(
         need_weights=need_weights,
     )
     head = read_head_names(read_config_file(folder))
-    given: dict[str, Any] = {name: getattr(config, name) for name in PLAIN_OPTIONS}
-    given |= {f"{split}_data": rows for split, rows in data.items()}
-    splits = {split: getattr(config, f"{split}_split_name") for split in ("train", "validation", "test")}
     bundle = load_data(
-        **given,
-        fold=None if config.fold is None else (config.fold, config.folds or config.fold),
-        seed=config.seed if config.data_seed is None else config.data_seed,
-        split_names={split: name for split, name in splits.items() if name is not None},
-        hub_options={"allow_download": config.allow_download},
-        head_names=head.names,
-        on_progress=lambda done, total: progress("reading", done, total),
+        config, data, head_names=head.names, on_progress=lambda done, total: progress("reading", done, total)
     )
     if not use_test:
         rows, parts = dict(bundle.splits), dict(bundle.parts)
@@ -124,13 +106,13 @@ def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new:
         note = f"Labels: in the order of the model's head, {', '.join(labels.names[:8])}."
         return RunData(bundle, folder, False, (note,))
     if allow_new:
-        note = f"The model's head was trained for {', '.join(head.names[:8])}: it starts afresh."
+        note = f"The model's head was trained for {', '.join(head.names[:8])}: it is re-initialized."
         return RunData(bundle, folder, True, (note,))
     raise head.refusal(labels.names, str(folder))
 
 
 def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) -> None:
-    """A ConfigError with every option asked for that has no effect in `tunesmith train`.
+    """A ConfigError with every requested option that has no effect in `tunesmith train`.
 
     `one_of_many`: the run is one of those that `--recipe best` consists of.
     """

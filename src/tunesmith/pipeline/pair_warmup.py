@@ -62,7 +62,7 @@ class PairReadings:
 def look_at_pairs(run: LoadedRun, probe: ProbeResult | None, *, asked: bool) -> tuple[PairReadings | None, str]:
     """Return the separate embeddings if a warm-up should use them, else None, and the reason.
 
-    If the user asked for the warm-up, it is not compared with the probe.
+    If the user requested the warm-up, it is not compared with the probe.
     """
     train = run.splits["train"]
     if train.labels is None or not is_known(train.labels).all():

@@ -81,7 +81,7 @@ class Prepared:
         return BestConstant.of(labels.task, self.rows("train").labels, len(labels))
 
     def train_sample(self) -> TokenRows | None:
-        """A fixed, seeded sample of the training rows, to be evaluated beside the validation set."""
+        """A fixed, seeded sample of the training rows, to be evaluated with the validation set."""
         wanted = min(self.config.train_sample_size, len(self.rows("train")))
         if wanted <= 0:
             return None
@@ -322,7 +322,7 @@ def _interval(value: int | float | None, steps: int) -> int:
 def say_model(
     say: Say, config: RunConfig, loaded: LoadedModel, speedups: Speedups, runtime: Runtime, plain: str | None = None
 ) -> None:
-    """The model, what it computes in (`plain` is why in float32), and which speed-ups are on."""
+    """The model, what it computes in (`plain` is why in float32), and which speedups are on."""
     count = loaded.parameters
     size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
     name = config.model_name_or_path or EMBEDDED

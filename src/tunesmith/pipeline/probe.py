@@ -316,8 +316,7 @@ def fit_linear(features: torch.Tensor, labels: torch.Tensor, task: Task, classes
 
 
 PENALTY = 1.5
-"""Of a logistic model, in mean squared lengths of a row of features: with 8 to 64 rows a label ten and a hundred times less were
-worse (docs/research/recipes.md)."""
+"""Penalty of a logistic model, in mean squared lengths of the features. Smaller ones were worse (docs/research/recipes.md)."""
 
 
 def fit_logistic(features: torch.Tensor, labels: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -195,7 +195,7 @@ FEWEST_STEPS = 400
 """Fewer updates leave an encoder near where it started: passes are added for small data, up to MOST_EPOCHS."""
 FEW_UPDATES, FEW_ROWS_EPOCHS = 150, 30.0
 """Where MOST_EPOCHS are fewer updates than that, up to FEW_ROWS_EPOCHS, and the head starts fitted: up to 120 updates that was
-better, from 160 on it was not (docs/research/recipes.md)."""
+better, with 160 or more it was not (docs/research/recipes.md)."""
 LARGEST_RATE = 1.5e-4
 USUAL_SIZE, MOST_TIMES = 0.061, 2.0
 """Root mean square of all-MiniLM-L6-v2's matrices, at width 384. A step of Adam has the same length whatever the weights are:
@@ -240,7 +240,7 @@ class RunFacts:
 
 
 def decide(config: RunConfig, facts: RunFacts) -> list[Decision]:
-    """What the user left open, in the order it is printed. A flag wins: what is given is not decided."""
+    """Options the user did not set, in the order it is printed. A flag wins: what is given is not decided."""
     return [decision for decision in _all(config, facts) if _is_open(config, decision.name)]
 
 
@@ -272,7 +272,7 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
 
 
 def why_no_start(config: RunConfig, facts: RunFacts) -> str | None:
-    """Why a run takes no steps before its first one, unless they are asked for."""
+    """Why a run takes no steps before its first one, unless they are requested."""
     if config.max_steps > 0 or config.num_train_epochs is not None:
         return "the length of the training is given"
     if facts.world > 1 or config.freeze or not facts.new_head:

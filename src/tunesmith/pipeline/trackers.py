@@ -1,4 +1,4 @@
-"""Trackers beside the journal for `tunesmith train`: a run's events, handed to transformers' own integration callbacks."""
+"""Trackers for `tunesmith train`: pass the events of a run to transformers' integration callbacks."""
 
 from __future__ import annotations
 

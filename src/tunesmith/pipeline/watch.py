@@ -1,4 +1,4 @@
-"""What comes out of a run: its messages and events while it runs, its result at the end; who works beside it; and what a caller
+"""What comes out of a run: its messages and events while it runs, its result at the end; helpers; and what a caller
 that trains several runs for one model does to each between its last step and its scores.
 """
 
@@ -33,7 +33,7 @@ PAIR_STAGE = "pair warm-up"
 
 @dataclass
 class Watch:
-    """Receives the messages and events of a run. `plan` is called with (steps in all, steps an epoch) before the first event.
+    """Receives the messages and events of a run. `plan` is called with (total steps, steps per epoch) before the first event.
 
     Without `pages` no curves and no report are drawn at the end, as in a search over many runs.
     """
@@ -58,7 +58,7 @@ class Watch:
 class RunEnding:
     """`enough` ends training after an event, with the weights as they are; `change` is given the model before it is scored.
 
-    `thresholds`, `lines` (beside what the recipe decided) and `scores` (beside those of the splits) are stored with the run.
+    `thresholds`, `lines` (in addition to the recipe's) and `scores` (in addition to those of the splits) are stored with the run.
     """
 
     enough: Callable[[Event], bool] = lambda event: False
@@ -69,7 +69,7 @@ class RunEnding:
 
 
 SHOWN_METRICS = 4
-"""Metrics beside the loss in what a notebook shows; the report has them all."""
+"""Metrics shown with the loss in what a notebook shows; the report has them all."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class RunResult:
         return self.predictor.facts.labels.names
 
     def evaluate(self, data: Any, labels: Any = None) -> dict[str, Score]:
-        """Every metric with its interval on labelled rows: a table as for training, or texts and their labels."""
+        """Every metric with its interval on labeled rows: a table as for training, or texts and their labels."""
         from tunesmith.data.columns import Columns
         from tunesmith.data.in_memory import columns_table
         from tunesmith.data.read import read_labelled
@@ -134,7 +134,7 @@ class RunResult:
         )
         scores = suite.compute_with_intervals(logits, dataset.with_format("numpy")["labels"][:])
         if next(iter(scores.values())).n == 0:
-            raise DataError("no row has a label", fix="Give labelled rows.")
+            raise DataError("no row has a label", fix="Pass labeled rows.")
         return scores
 
     def report(self) -> Path:

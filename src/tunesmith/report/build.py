@@ -147,8 +147,9 @@ def _machine(environment: Mapping[str, Any]) -> str | None:
 def floor_scores(metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, list[Headline]]:
     """Return the scores of each baseline."""
     found: dict[str, list[Headline]] = {}
-    for split, by_name in (metrics.get("floors") or summary.get("floors") or {}).items():
-        for name, scores in by_name.items():
+    floors = metrics.get("floors")  # unlike those of the summary, not checked when they are read
+    for split, by_name in (floors if isinstance(floors, dict) and floors else summary.get("floors") or {}).items():
+        for name, scores in (by_name if isinstance(by_name, dict) else {}).items():
             found.setdefault(str(name), []).extend(scores_in_file({str(split): scores}))
     return found
 

@@ -56,10 +56,12 @@ def make_predictions(
 
     Test comes first: validation rows have chosen the checkpoint.
     """
-    if not columns.get("label") or summary.get("task") not in tuple(Task):
-        return None
-    texts = {c: columns[c] for c in (summary.get("columns") or {}).get("text") or () if c in columns}
+    used = summary.get("columns")
+    wanted = used.get("text") if isinstance(used, dict) else None
+    texts = {c: columns[c] for c in (wanted if isinstance(wanted, list) else ()) if c in columns}
     columns = own_columns(columns, summary)
+    if not columns.get("label") or "prediction" not in columns or summary.get("task") not in tuple(Task):
+        return None
     task = Task(summary["task"])
     names = tuple(map(str, summary.get("labels") or ())) if task is not Task.REGRESSION else ()
     labels, predicted = (_values(columns[c], names, task) for c in ("label", "prediction"))

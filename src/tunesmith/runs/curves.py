@@ -112,7 +112,7 @@ class Curves:
     """The metric by which the run itself chose its best checkpoint."""
     resumed_at: tuple[int, ...] = ()
     non_finite: tuple[int, ...] = ()
-    """Steps whose update was not applied because something was not finite."""
+    """Steps whose update was not applied because something was NaN or infinite."""
     ended: str | None = None
     """Why the run ended; None while it runs or when it was killed."""
     times: tuple[float, float] = (0.0, 0.0)
@@ -137,7 +137,7 @@ class Curves:
         return self.evaluations.get(split, {}).get(name) or empty_series(name)
 
     def main_metric(self) -> str | None:
-        """The metric worth a panel beside the loss: the tracked one, else the best known, else the first."""
+        """The metric worth a panel next to the loss: the tracked one, else the best known, else the first."""
         names = [n for n in self.metric_names if n != "loss"]
         wanted = (self.tracked_metric, "accuracy", "f1", "macro_f1", "f1_macro", "pearson", "mse")
         return next((n for n in wanted if n in names), names[0] if names else None)

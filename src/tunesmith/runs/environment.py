@@ -174,7 +174,7 @@ def _raise_os_error(number: int) -> None:
 
 
 def _raise() -> None:
-    raise RuntimeError("a fault asked for by TUNESMITH_FAULT")
+    raise RuntimeError("a fault requested by TUNESMITH_FAULT")
 
 
 _ACTIONS = {

@@ -107,7 +107,7 @@ class Journal:
 
 
 def is_journal(path: Path) -> bool:
-    """Whether this is a plain file that a run of ours wrote, damaged or not, or an empty one."""
+    """Whether this is a plain file that a tunesmith run wrote, damaged or not, or an empty one."""
     try:
         with open(open_regular(path, follow=False), "rb") as file:
             start = file.read(1 << 16)
@@ -117,7 +117,7 @@ def is_journal(path: Path) -> bool:
 
 
 def require_journal(path: Path) -> None:
-    """A ResourceError when there is something other than a journal of ours here."""
+    """A ResourceError when there is something other than our event log here."""
     if kind_of(path) is not None and not is_journal(path):
         raise in_the_way(path, "is not a journal that tunesmith wrote, so it is neither replaced nor added to")
 

@@ -63,7 +63,7 @@ class RunDir:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders beside the checkpoints."""
+        """The folders next to the checkpoints."""
         return (self.best, self.model)
 
     def __repr__(self) -> str:
@@ -163,7 +163,7 @@ def verify_results(run: RunDir) -> None:
 
 
 def require_not_of_a_run(file: Path) -> None:
-    """A ResourceError when an output that was asked for would replace a file of a run."""
+    """A ResourceError when a requested output would replace a file of a run."""
     run = RunDir(file.parent)
     if is_run(run) and file.name in {p.name for p in (*run.files, run.journal_file)}:
         raise ResourceError("is a file of a run", where=str(file), fix="Give another name.")
@@ -192,14 +192,14 @@ def _is_debris(run: RunDir, path: Path) -> bool:
 
 
 def _require_apart(output: Path, inputs: Mapping[str, str | None]) -> None:
-    """The output folder neither is, nor holds, nor lies in a folder that the run reads."""
+    """The output folder neither is, contains, nor is in a folder that the run reads."""
     here = output.resolve()
     for name, text in inputs.items():
         if text is None or not Path(text).exists():
             continue
         read = Path(text).resolve()
         if here == read or here in read.parents or (read.is_dir() and read in here.parents):
-            how = "is" if here == read else "holds" if here in read.parents else "lies in"
+            how = "is" if here == read else "contains" if here in read.parents else "is inside"
             raise ResourceError(f"{how} what --{name} reads ({read})", where=str(output), fix=_ELSEWHERE)
 
 

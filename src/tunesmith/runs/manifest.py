@@ -37,7 +37,7 @@ FORMAT = 1
 RESULTS = "results"
 """The entry in the manifest of model/ with the sha256 of the result files of its run."""
 _ONLY_OURS = ("generators.safetensors", "tunesmith.json")
-"""Names by which a folder of ours is recognised that lost its manifest."""
+"""Names by which our folder is recognized if it lost its manifest."""
 
 _LEFTOVER = re.compile(
     r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|best|model|\w+\.(?:jsonl?|yaml|md|html|png|svg|parquet)|\.lock)-\d+"
@@ -47,7 +47,7 @@ _LEFTOVER = re.compile(
 
 
 def write_sealed(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any], *, bytes_needed: int = 0) -> None:
-    """Publishes a folder that `fill` writes. On any failure `target` is as it was and nothing is left beside it.
+    """Publishes a folder that `fill` writes. On any failure `target` is as it was and nothing is left behind.
 
     `fill` may give the sha256 of files it knows, or will know ({name: hex or a future of it}): those are not read again.
     """
@@ -95,7 +95,7 @@ def _publish(tmp: Path, target: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether we wrote this folder, intact or damaged: a real folder with a manifest of ours, or one that no longer is JSON."""
+    """Whether we wrote this folder, intact or damaged: a real folder with our manifest, or one that no longer is JSON."""
     if kind_of(folder) != "a folder":
         return False
     if kind_of(folder / MANIFEST) is None:
@@ -256,7 +256,7 @@ def remove_tree(path: Path) -> None:
 def seal(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]) -> None:
     """Hashes and fsyncs every file, then writes the manifest last.
 
-    Threads hash while this one waits for the disk: all that changes the folder happens in one thread, in one order.
+    Threads hash while this one waits for the disk: all that changes the folder happens in one thread, in a fixed order.
     """
     files = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
     with ThreadPoolExecutor(max_workers=2) as pool:

@@ -49,7 +49,7 @@ def require_plain(path: Path) -> None:
 
 
 def in_the_way(path: Path, problem: str) -> ResourceError:
-    """The error for a file or folder of the user where one of ours would be written."""
+    """The error for a file or folder of the user in a place that we would write to."""
     fix = "Move it to another name or folder, then give the same command again."
     return ResourceError(problem, where=str(path), fix=fix)
 
@@ -94,7 +94,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def _create_aside(path: Path, mode: int) -> tuple[BinaryIO, Path]:
-    """A new file beside `path`, under the first name that is free."""
+    """A new file next to `path`, under the first name that is free."""
     for number in count():
         tmp = path.with_name(f"{TMP_PREFIX}{path.name}-{os.getpid()}{number or ''}")
         try:

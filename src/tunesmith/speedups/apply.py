@@ -183,7 +183,7 @@ def apply_speedups(
 
 def _why_padded(model: nn.Module, padding: Padding) -> str | None:
     if padding.fixed_length or padding.multiple_of:
-        return "rows of a fixed length were asked for"
+        return "a fixed length was requested"
     if padding.side == "left":  # positions include the padding, and the first token of a row is padding
         return "rows are padded on the left"
     checkpointing = getattr(model, "is_gradient_checkpointing", False)

@@ -188,7 +188,7 @@ def _shape_of(batch: Batch, *, padded: bool = False) -> Shape | None:
 
 
 def _place(batch: Batch, device: torch.device) -> Batch:
-    """A batch of the same shapes on the device, with memory of its own."""
+    """A batch of the same shapes on the device, in its own memory."""
     tensors = tensors_of(batch)
     if batch.block is None:
         return with_tensors(batch, [tensor.to(device, copy=True) for tensor in tensors])
@@ -249,7 +249,7 @@ def is_too_wide(batch: Batch) -> bool:
 def why_not_captured(model: nn.Module) -> str | None:
     """Why padded steps of this model are not captured; None where they can be tried.
 
-    Code of the user's may do what a replay would not repeat. transformers' own does so in two ways: it waits for the device,
+    User code may do what a replay would not repeat. transformers' own does so in two ways: it waits for the device,
     which ends the capture, or it draws on the host, which `no_host_randomness` notices.
     """
     if not type(model).__module__.startswith("transformers.models."):

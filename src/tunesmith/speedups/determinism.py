@@ -1,4 +1,4 @@
-"""Gradients on a GPU that are summed in one order, so that two equal steps are bit-identical.
+"""Gradients on a GPU that are summed in a fixed order, so that two equal steps are bit-identical.
 
 Embeddings: torch adds the gradient with atomics if few rows occur often (token types), beginning with 3,073 ids in a batch.
 Packed attention: flash and memory-efficient kernels add the gradient of the queries with atomics, one addition per block of
@@ -48,7 +48,7 @@ class SteadyTables:
 
 
 def look_up(table: torch.Tensor, ids: torch.Tensor, padding: int | None) -> torch.Tensor:
-    """The rows of a table, whose gradient is summed in one order."""
+    """The rows of a table, whose gradient is summed in a fixed order."""
     if not torch.is_grad_enabled():
         return torch.embedding(table, ids)
     found: torch.Tensor = _Rows.apply(table, ids, -1 if padding is None else padding)  # type: ignore[no-untyped-call]
@@ -71,7 +71,7 @@ class _Rows(torch.autograd.Function):
 
 @contextmanager
 def deterministic(*, strict: bool = False) -> Iterator[None]:
-    """Deterministic algorithms are asked for, without what torch.use_deterministic_algorithms loads and fills beside that."""
+    """Request deterministic algorithms without the side effects of torch.use_deterministic_algorithms."""
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch._C._get_deterministic_fill_uninitialized_memory()
     torch._C._set_deterministic_fill_uninitialized_memory(False)
@@ -109,7 +109,7 @@ _NODES = ("FlashAttentionBackward", "EfficientAttentionBackward")
 
 
 def order_gradient(out: torch.Tensor) -> torch.Tensor:
-    """The output of an attention; the backward pass of its kernel adds in one order."""
+    """The output of an attention; the backward pass of its kernel adds in a fixed order."""
     node = kernel_node(out.grad_fn) if out.is_cuda else None
     if node is not None:
         node.register_prehook(_order.begin)

@@ -116,7 +116,7 @@ def why_not_fused(model: nn.Module) -> str | None:
     if config.model_type not in (*_KINDS, "modernbert"):
         return f"the layers of {config.model_type} are not of BERT's kind"
     if getattr(config, "relative_attention", False) and not getattr(config, "share_att_key", False):
-        return "it has projections of distances of their own"
+        return "it has separate projections of distances"
     names = ("hidden_act", "hidden_activation", "activation")
     activation = next((getattr(config, name) for name in names if hasattr(config, name)), None)
     if activation != "gelu":
@@ -212,7 +212,7 @@ class FusedStack:
         return torch.randint(2**62, (calls,), device=device) if self._stack.training else self._targets[0]
 
     def _is_watched(self) -> bool:
-        """Hooks of the user's of any kind; of our own, those that look for a value that is not finite."""
+        """All user hooks, and our hooks that look for NaN or infinity."""
         return any(module._forward_hooks for module in self._inner) or is_watched(self._listeners)
 
 
@@ -357,7 +357,7 @@ def _attend_in_kernels(
     distances: Distances, parts: LayerParts, packed: torch.Tensor, layout: Layout, *, drop: float, seeds: torch.Tensor,
     call: int,
 ) -> torch.Tensor:  # fmt: skip
-    """The same as `_attend_by_distance` for all tokens, in kernels of our own."""
+    """The same as `_attend_by_distance` for all tokens, in our own kernels."""
     rows, shared = distances
     options: dict[str, Any] = {"drop": drop, "seeds": seeds, "call": call}
     if not isinstance(rows, DebertaRows):

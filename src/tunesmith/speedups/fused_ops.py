@@ -78,7 +78,7 @@ class SideStream:
 
     @contextmanager
     def after(self, *inputs: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Inside, kernels run beside those that follow, once the inputs are there."""
+        """Inside, kernels overlap with those that follow, once the inputs are there."""
         device = inputs[0].device
         if device.type != "cuda" or inputs[0].shape[0] > self.MOST_TOKENS or not nobody_looks(parameters):
             yield
@@ -364,9 +364,8 @@ def rotated(packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: i
 
 LONGEST_FUSED = 256
 LONGEST_OF_FEW, FEW_TOKENS = 512, 4096
-"""Flash attention's larger tiles pay for longer rows where these are many: its backward pass in one order takes longer (decision
-0126: a step of 3,072 tokens in rows of 260 to 420 takes 6.84 ms with it and 6.27 with the kernels here, one of 14,848 tokens
-in rows of up to 512 takes 22.7 and 24.4)."""
+"""Flash attention pays for many long rows. Its deterministic backward pass takes longer: a step of 3,072 tokens in rows of 260 to 420 takes 6.84 ms with it and 6.27 with the kernels here, one of 14,848 tokens
+in rows of up to 512 takes 22.7 and 24.4."""
 
 
 class _Attention(torch.autograd.Function):

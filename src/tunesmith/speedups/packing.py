@@ -28,7 +28,7 @@ from tunesmith.speedups.determinism import order_gradient
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each row lies in a packed batch. Made on the host; nothing in it needs a device sync to be used."""
+    """The position of each row in a packed batch. Made on the host; nothing in it needs a device sync to be used."""
 
     lengths: tuple[int, ...]
     """Tokens of each stretch in packed order. With a filled-up batch the last ones are the filling."""
@@ -81,9 +81,9 @@ def pack(
     """Model inputs of shape (1, tokens), `position_ids` and the `layout`, for the rows as `TokenRows.take` gives them.
 
     Rows are sorted by length inside the batch (equal lengths share one matrix product); the model's output is in
-    the given order. With `total` the batch is filled up to that many tokens, with `fillers` stretches of their own that no
+    the given order. With `total` the batch is filled up to that many tokens, with `fillers` separate stretches that no
     row sees and the head never reads: every batch of a bucket then has the same shapes. `longest` is the bucket's longest
-    stretch. Tokens of `skipped_id` have no position of their own (RoBERTa does not count its padding token, wherever it stands).
+    stretch. Tokens of `skipped_id` have no position (RoBERTa does not count its padding token, wherever it stands).
     `dtype` is that of the ids: for the gradient of an embedding a GPU sorts 32 bits in half the time of 64.
     """
     given = np.array([len(ids) for ids in rows["input_ids"]], dtype=np.int64)

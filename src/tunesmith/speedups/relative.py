@@ -17,7 +17,7 @@ from tunesmith.speedups.packing import Layout, attend_by_row, attend_on_cpu, dra
 
 
 class RowContext:
-    """What travels beside a call of a model whose layers take no further arguments: the layout of the batch under way."""
+    """State that accompanies a call of a model whose layers take no further arguments: the layout of the batch under way."""
 
     def __init__(self) -> None:
         self.layout: Layout | None = None
@@ -63,7 +63,7 @@ class MpnetRows:
     def shared(self, hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
         """(heads, longest, longest): the bias of each pair of places.
 
-        Looked up once for each distance and laid along the diagonals: its gradient is summed along them in one order, where a
+        Looked up once for each distance and laid along the diagonals: its gradient is summed along them in a fixed order, where a
         table of all pairs would be added up by whichever thread comes first.
         """
 

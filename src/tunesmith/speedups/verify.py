@@ -26,7 +26,7 @@ from tunesmith.training.state import TrainState, generator_states, restore_gener
 ROWS = 4
 """Most rows of a proof."""
 MOST_STEPS, SHARE = 2.0, 0.01
-"""What it may cost: so many steps, or this share of a run that is shorter."""
+"""What it may cost: this many steps, or this share of a run that is shorter."""
 ORDER = ("fused_layers", "cls_only_last_layer", "padding_free", "length_buckets", "restrict_vocabulary")
 """In which speedups are taken off to find the one that differs: those that reach deepest into the model first."""
 

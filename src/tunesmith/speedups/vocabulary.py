@@ -189,7 +189,7 @@ def _with_padding(used_ids: NDArray[np.integer], embedding: nn.Embedding) -> NDA
 def why_inexact(optimizer: Optimizer, parameter: nn.Parameter) -> str | None:
     """Why rows that never have a gradient do more under this optimizer than shrink by `1 - lr * weight_decay`; None if not.
 
-    By class: a subclass, or an optimizer of the user's own, may do anything to a row.
+    By class: a subclass, or a user's optimizer, may do anything to a row.
     """
     group = next((g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), None)
     if group is None:

@@ -249,7 +249,7 @@ def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
     for name, tensor in weights.items():
         if tensor.is_floating_point() and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
             raise NumericsError(
-                f"step {step}: weight {name} is not finite; it was not saved",
+                f"step {step}: weight {name} is NaN or infinite; it was not saved",
                 fix="Lower --learning_rate; the last checkpoint holds finite weights.",
             )
 
@@ -503,7 +503,7 @@ def unpack_optimizer(
 ) -> None:
     """Restores what `pack_optimizer` made; the parameters must be the same, in the same groups.
 
-    Without `settings` the groups stay as they were made: the run asked for others.
+    Without `settings` the groups stay as they were made: the run requested others.
     """
     missing = sorted(set(plain["tensors"]) ^ set(tensors))
     if missing:
@@ -546,7 +546,7 @@ def _has_own_way(optimizer: Optimizer) -> bool:
 
 
 def _plain_group(group: dict[str, Any], name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What a group holds beside its parameters; what cannot be written is left to the code that makes the optimizer."""
+    """The options of a group other than its parameters; what cannot be written is left to the code that makes the optimizer."""
     found = {}
     for key, value in group.items():
         if key in _OF_THE_DEVICE:

@@ -269,7 +269,7 @@ def _state_of(pid: int) -> str:
 
 LOOK_EVERY = 1.0
 GRACE_SECONDS = 6.0
-"""How long a rank may take to notice a loss by itself. gloo raises at once; NCCL can wait for ever, in C++."""
+"""How long a rank may take to notice a loss by itself. gloo raises at once; NCCL can wait forever, in C++."""
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class TaskLoss:
         return functional.kl_div(logits.log_softmax(-1), before.log_softmax(-1), reduction="sum", log_target=True)
 
     def weight(self, labels: npt.NDArray[Any] | None, rows: int) -> float:
-        """Labelled rows; with class weights, the sum of the weights of their labels."""
+        """Labeled rows; with class weights, the sum of the weights of their labels."""
         if labels is None:
             return 0.0
         if self.task is Task.REGRESSION:

@@ -104,7 +104,7 @@ def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began
     if empty == 2:
         raise DataError(
             f"{type(batches).__name__} gave no window in two epochs, at step {step} of {plan.num_steps}",
-            fix="A source that can be read once ends there: give one whose windows(epoch) begins anew, or fewer steps.",
+            fix="A source that can be read once ends there: give one whose windows(epoch) starts again, or fewer steps.",
         )
     return empty
 

@@ -299,7 +299,7 @@ class RunWriter:
         last = max(self.run.checkpoints(), default=None, key=checkpoint_step)
         rows = ", ".join(str(r) for r in event.rows[:8]) + (", ..." if len(event.rows) > 8 else "")
         raise NumericsError(
-            f"step {event.step}: {event.what} {event.tensor} is not finite (training rows {rows}); the update was not applied"
+            f"step {event.step}: {event.what} {event.tensor} is NaN or infinite (training rows {rows}); the update was skipped"
             + (f"; last good checkpoint: {last.name}" if last is not None else ""),
             where=str(self.run.path),
             fix="Lower --learning_rate, use --bf16 instead of --fp16, or look at these rows.",

@@ -52,7 +52,7 @@ class Calendar:
 
 @dataclass(frozen=True)
 class Plan:
-    """The experiment: everything the maths depends on, and when to evaluate, save and read back losses."""
+    """The experiment: everything the math depends on, and when to evaluate, save and read back losses."""
 
     num_steps: int
     epoch_ends: tuple[int, ...]

@@ -31,7 +31,7 @@ SMALLEST = 2.0**-10
 class LossScale:
     """The dynamic scale of fp16 training, on the device: doubled after 2,000 good steps, halved after a bad one.
 
-    It is not halved below `SMALLEST`: a gradient that is not finite then was not made so by the scale.
+    It is not halved below `SMALLEST`: a NaN or infinite gradient is then not caused by the scale.
     """
 
     scale: torch.Tensor

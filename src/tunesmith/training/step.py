@@ -279,7 +279,7 @@ def find_culprit(state: TrainState, result: StepResult, seed: int) -> tuple[str,
         state.optimizer.zero_grad(set_to_none=True)
     weight = state.objective.weight(result.window.labels, len(result.window.rows))
     if weight == 0:
-        return "loss", "no labelled row in the batch"
+        return "loss", "no labeled row in the batch"
     # Not exchanged between ranks: they may come here at different moments. The rank that saw it names it.
     return (
         "gradient",

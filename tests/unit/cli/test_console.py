@@ -112,7 +112,7 @@ def test_bad_news_is_told_at_once() -> None:
         "The run is resumed after step 5 from checkpoint-5.",
         "Skipped: checkpoint-9: a byte differs",
         "resumes although the seed changed",
-        "step 6: gradient classifier.weight is not finite; the update was not applied",
+        "step 6: gradient classifier.weight is NaN or infinite; the update was not applied",
     ]
 
 

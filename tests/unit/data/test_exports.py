@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tunesmith.data.read import DataBundle, load_data
+from data_loading import load_data
+from tunesmith.data.read import DataBundle
 from tunesmith.data.row_blocks import column_blocks
 from unit.data.messy_files import pick, sentence, table
 

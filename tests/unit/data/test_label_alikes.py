@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from data_loading import load_data
 from tunesmith.data.audit import audit_rows, find_alikes
-from tunesmith.data.read import load_data
 from tunesmith.errors import DataError
 from tunesmith.findings import Finding
 

@@ -12,9 +12,11 @@ import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
+from data_loading import load_data
+from tunesmith.config.options import RunConfig
 from tunesmith.data.columns import Columns, infer_columns
 from tunesmith.data.in_memory import labelled_table
-from tunesmith.data.read import DataBundle, load_data, read_labelled, read_source, read_unlabelled
+from tunesmith.data.read import DataBundle, read_labelled, read_source, read_unlabelled
 from tunesmith.data.source import Part
 from tunesmith.data.split import draw_split
 from tunesmith.errors import ConfigError, DataError
@@ -37,7 +39,7 @@ def load(tmp_path: Path) -> Callable[..., DataBundle]:
 
 
 def columns_of(data: Rows, **options: Any) -> Columns:
-    return infer_columns({"train": read_source(data, name="train")}, **options)
+    return infer_columns({"train": read_source(data, name="train")}, RunConfig(**options))
 
 
 @pytest.mark.parametrize(
@@ -293,11 +295,11 @@ def test_mnli_splits_get_their_names(load: Callable[..., DataBundle]) -> None:
 
 def test_splits_of_a_dataset_can_be_named(load: Callable[..., DataBundle]) -> None:
     data = DatasetDict({name: Dataset.from_list(rows(20, ["a", "b"])) for name in ("train", "small", "fold1", "test")})
-    bundle = load(data, split_names={"train": "small", "validation": "fold1"})
+    bundle = load(data, train_split_name="small", validation_split_name="fold1")
     assert list(bundle.splits) == ["train", "validation", "test"]
     assert "Split 'train' is not used." in bundle.notes
     with pytest.raises(DataError, match=r"no split 'fold'; found: train, .*Did you mean 'fold1'"):
-        load(data, split_names={"validation": "fold"})
+        load(data, validation_split_name="fold")
 
 
 def test_a_hub_task_asks_the_hub_room(load: Callable[..., DataBundle], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,11 +310,11 @@ def test_a_hub_task_asks_the_hub_room(load: Callable[..., DataBundle], monkeypat
         return DatasetDict({"train": Dataset.from_list(rows(20, [0, 1], text="sentence"))})
 
     monkeypatch.setattr("tunesmith.data.hub.load_from_hub", fake)
-    bundle = load(None, task_name="sst2", hub_options={"revision": "x"})
-    assert asked == [("glue", "sst2", {"revision": "x"})]
+    bundle = load(None, task_name="sst2", allow_download=False)
+    assert asked == [("glue", "sst2", {"allow_download": False})]
     assert bundle.labels.names == ("negative", "positive")
     load(None, dataset_name="some/data", dataset_config_name="c")
-    assert asked[1] == ("some/data", "c", {})
+    assert asked[1] == ("some/data", "c", {"allow_download": True})
 
 
 def test_a_saved_folder_is_a_dataset_name(load: Callable[..., DataBundle], tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tunesmith.data.read import DataBundle, load_data, read_source
+from data_loading import load_data
+from tunesmith.data.read import DataBundle, read_source
 from tunesmith.errors import ConfigError, DataError
 from unit.data.messy_files import FILES, Messy, lines, pick, sentence, table
 from unit.data.more_files import MORE_FILES

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from data_loading import load_data
 from tunesmith.data.audit import audit_rows, check_tokens, require_clean
 from tunesmith.data.columns import Columns
-from tunesmith.data.read import load_data
 from tunesmith.data.source import Part
 from tunesmith.errors import DataError
 from tunesmith.findings import Finding

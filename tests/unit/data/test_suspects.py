@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from data_loading import load_data
 from tunesmith.data.label_errors import (
     describe_suspects,
     format_review,
@@ -20,7 +21,6 @@ from tunesmith.data.label_errors import (
     rank_suspects,
     word_space,
 )
-from tunesmith.data.read import load_data
 from tunesmith.data.source import Part
 from tunesmith.errors import DataError
 from tunesmith.labels import LabelMap, Task

@@ -107,9 +107,7 @@ def test_truncated_rows_and_tokens_are_counted(tmp_path: Path) -> None:
     data = Dataset.from_dict({"a": ["cat"] * 3, "b": ["the cat sat on the mat"] * 3})
     got = tokenize(data, make_tokenizer(), ("a", "b"), max_length=8, cache_dir=tmp_path)
     assert got.truncated.tokens_cut == 6
-    assert got.truncated.sentence("test") == (
-        "test: 3 of 3 rows (100.0%) were truncated to 8 tokens, 6 tokens lost"
-    )
+    assert got.truncated.sentence("test") == ("test: 3 of 3 rows (100.0%) were truncated to 8 tokens, 6 tokens lost")
     assert got.rows.labels is None
 
 

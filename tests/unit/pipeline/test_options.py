@@ -71,7 +71,7 @@ def test_fixed_shapes_are_what_the_model_gets(train: Any) -> None:
     result, said = train(train_data=mood(), pad_to_max_length=True, max_seq_length=24)
     steps = [e for e in read_journal(result.run.journal_file) if isinstance(e, StepDone)]
     assert [e.padded_tokens for e in steps] == [e.examples * 24 for e in steps]
-    assert "Padding_free is off: rows of a fixed length were asked for." in said
+    assert "Padding_free is off: a fixed length was requested." in said
 
 
 def test_balanced_weights_and_label_smoothing_change_the_loss(train: Any, tmp_path: Path) -> None:

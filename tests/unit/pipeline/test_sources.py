@@ -96,7 +96,7 @@ def test_a_head_for_other_labels_starts_afresh_when_asked(train: Any, tmp_path: 
     model = save_tiny_bert(tmp_path / "trained", labels=("NEGATIVE", "POSITIVE"))
     options = {"ignore_mismatched_sizes": True, "learning_rate": 1e-12, "pooling": "pooler"}
     result, said = train(train_data=mood(), model_name_or_path=model, **options)
-    assert "The model's head was trained for NEGATIVE, POSITIVE: it starts afresh." in said
+    assert "The model's head was trained for NEGATIVE, POSITIVE: it is re-initialized." in said
     from safetensors.torch import load_file
 
     before, after = load_file(model / "model.safetensors"), load_file(result.run.model / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Training through the façade: loaders, optimizers, schedulers, overrides, streams, precision, numbers that are not finite."""
+"""Training with Trainer: loaders, optimizers, schedulers, overrides, streams, precision, NaN."""
 
 from __future__ import annotations
 

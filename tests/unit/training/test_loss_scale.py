@@ -27,7 +27,7 @@ class NanLoss(TaskLoss):
 
 
 class NanGradient(TaskLoss):
-    """A finite loss whose gradient is not finite at any scale."""
+    """A finite loss whose gradient is NaN or infinite at any scale."""
 
     def sum(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         loss, logits = super().sum(model, batch)
@@ -35,7 +35,7 @@ class NanGradient(TaskLoss):
 
 
 def run(objective: TaskLoss, *, scale: float = 65536.0, every: int = 1, action: Any = "stop") -> tuple[Any, list[Any]]:
-    """(state, events up to the first that is not finite, or of 40 steps)."""
+    """(state, events up to the first that is NaN or infinite, or of 40 steps)."""
     model = tiny_bert(dropout=0.0)
     state = TrainState(model, make_optimizer(model, learning_rate=1e-2), objective, make_runtime(use_cpu=True))
     state.loss_scale = LossScale.start(torch.device("cpu"), scale)

@@ -201,7 +201,7 @@ class OneKernelAdamW:
         return place.to(device, non_blocking=True)
 
     def _reserve(self) -> None:
-        """Pinned memory for every capture to come: none can be asked for during one, and replays read it again."""
+        """Pinned memory for every capture to come: none can be requested during one, and replays read it again."""
         if self._pinned is None:
             count = sum(len(group["params"]) for group in self._optimizer.param_groups)
             self._pinned = _take_pinned(MOST * count, self)

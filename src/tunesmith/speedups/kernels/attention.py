@@ -18,7 +18,7 @@ from tunesmith.speedups.kernels.layers import is_kept
 LONGEST = 128
 _FORWARD = ((0, 64, 64, 4, None), (64, 128, 32, 4, None))
 _BACKWARD = ((0, 64, 64, 4, 128), (64, 128, 128, 8, None))
-"""Of each launch: stretches longer than this, of at most so many keys; queries at a time; warps; registers at most."""
+"""Of each launch: stretches longer than this, of at most this many keys; queries at a time; warps; registers at most."""
 _FIRSTS = (16, 4, None)
 """The last three for one query a stretch."""
 

@@ -1,7 +1,7 @@
 """Fused GPU kernels: bias + dropout + residual + LayerNorm, and bias + GELU, forward and backward. Home of `triton`.
 
 Each reads its inputs once and writes its outputs once. All arithmetic is in float32, whatever the tensors are stored in.
-Nothing here decides anything: `fused_ops` does, and has the same maths in plain torch for where triton is missing.
+Nothing here decides anything: `fused_ops` does, and has the same math in plain torch for where triton is missing.
 """
 
 from __future__ import annotations
