@@ -34,13 +34,7 @@ from tunesmith.inference.service import model_summary
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.runs.folder import RunDir
 
-ASSETS = {
-    "page.css": "text/css; charset=utf-8",
-    "board.css": "text/css; charset=utf-8",
-    "chart.js": "text/javascript; charset=utf-8",
-    "list.js": "text/javascript; charset=utf-8",
-    "run.js": "text/javascript; charset=utf-8",
-}
+ASSETS = ("page.css", "board.css", "chart.js", "list.js", "run.js")
 """All files the board serves in addition to pages."""
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 _SEPARATOR = re.compile(r"(?<=[_./\\:=])")
@@ -77,9 +71,10 @@ class Board:
             "/runs/{run}/events": self._run_events,
         }
         acting = {"/runs/{run}/classify": self._classify, "/runs/{run}/stop": self._stop}
-        found = [(path, handler, "GET") for path, handler in reading.items()]
-        found += [(path, handler, "POST") for path, handler in acting.items()]
-        return [Route(path, handler, methods=[method]) for path, handler, method in found]
+        return [
+            *(Route(path, handler, methods=["GET"]) for path, handler in reading.items()),
+            *(Route(path, handler, methods=["POST"]) for path, handler in acting.items()),
+        ]
 
     def start(self) -> None:
         """Do nothing: models are loaded when they are first used."""
@@ -100,7 +95,7 @@ class Board:
         name = request.path_params["name"]
         if name not in ASSETS:
             raise HTTPException(404, "there is no such file")
-        return Response(read_asset(name), media_type=ASSETS[name])
+        return Response(read_asset(name), media_type="text/css" if name.endswith(".css") else "text/javascript")
 
     async def _run(self, request: Request) -> Response:
         run = await self._wanted(request)

@@ -60,12 +60,8 @@ class InputFile:
     gzipped: bool
 
 
-@dataclass(frozen=True)
-class Part:
-    """Rows that are predicted and written together. `load` returns a dict of lists or a pyarrow table."""
-
-    name: str
-    load: Callable[[], Any]
+Part = tuple[str, Callable[[], Any]]
+"""The name of an output file, and a function that returns its rows: a dict of lists or a pyarrow table."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +90,12 @@ def run_job(job: BulkJob, predictor: Predictor, on_rows: Callable[[int], None] =
             remove_tree(leftover)
         rows = 0
         for file in job.inputs:
-            for part in parts_of(file, **job.reading):
-                name = f"{part.name}.{file.kind}"
+            for part, load in parts_of(file, **job.reading):
+                name = f"{part}.{file.kind}"
                 output = job.output / name
                 if output.is_file() and finished.get(name) == hash_file(output):
                     continue
-                data, count = _predict_part(job, predictor, part, output.suffix)
+                data, count = _predict_part(job, predictor, name, load())
                 make_folder(output.parent)
                 write_file(output, data)
                 line = {"part": name, "rows": count, "sha256": hashlib.sha256(data).hexdigest()}
@@ -193,7 +189,7 @@ def parts_of(file: InputFile, **reading: Any) -> Iterator[Part]:
         return
     blocks = column_blocks(file.path, kind=file.kind, gzipped=file.gzipped, **reading)
     for number, columns in enumerate(fixed_runs(blocks, PART_ROWS)):
-        yield Part(f"{file.name}-{number:05d}", columns.copy)
+        yield f"{file.name}-{number:05d}", columns.copy
 
 
 def _row_groups(file: InputFile) -> Iterator[Part]:
@@ -218,20 +214,19 @@ def _row_groups(file: InputFile) -> Iterator[Part]:
 
     places = [(group, start) for group, size in enumerate(sizes) for start in range(0, size, PART_ROWS)]
     for number, (group, start) in enumerate(places):
-        yield Part(f"{file.name}-{number:05d}", partial(load, group, start))
+        yield f"{file.name}-{number:05d}", partial(load, group, start)
 
 
-def _predict_part(job: BulkJob, predictor: Predictor, part: Part, suffix: str) -> tuple[bytes, int]:
+def _predict_part(job: BulkJob, predictor: Predictor, name: str, table: Any) -> tuple[bytes, int]:
     """Return the bytes of the output file and its number of rows."""
-    table = part.load()
     label = partial(
-        label_columns, predictor, text=job.text, top_k=job.top_k, where=part.name, allow_empty=job.allow_empty_text
+        label_columns, predictor, text=job.text, top_k=job.top_k, where=name, allow_empty=job.allow_empty_text
     )
     out = BytesIO()
     if isinstance(table, dict):
         columns = label(table)
-        check_cells(Path(f"{part.name}{suffix}"), columns)
-        fill_table(out, suffix, columns)
+        check_cells(Path(name), columns)
+        fill_table(out, Path(name).suffix, columns)
         return out.getvalue(), len(columns[job.text[0]])
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -282,7 +277,7 @@ def read_whole(given: str, reading: dict[str, Any]) -> dict[str, list[Any]]:
         return read_stdin(**reading)
     kind, gzipped = kind_of_rows(Path(given))
     parts = parts_of(InputFile(Path(given), Path(given).stem, kind, gzipped), **reading)
-    blocks = (part.load() if kind != "parquet" else part.load().to_pydict() for part in parts)
+    blocks = (load() if kind != "parquet" else load().to_pydict() for _, load in parts)
     columns = next(fixed_runs(blocks), None)
     if columns is None:
         raise DataError("has no rows", where=given)

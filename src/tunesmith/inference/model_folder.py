@@ -50,6 +50,9 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
         try:
             data = read_json(file, follow=True)
             columns, metrics = data["text_columns"], data["metrics"]
+            long_texts = data.get("long_texts", "head")
+            if long_texts not in get_args(LongTexts):
+                raise ValueError(f"long_texts is {long_texts!r}")
             return ModelFacts(
                 LabelMap.from_json(data["labels"]),
                 None if columns is None else tuple(columns),
@@ -57,7 +60,7 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
                 data["max_length"],
                 data["glue_task"],
                 None if metrics is None else tuple(metrics),
-                _long_texts(data.get("long_texts", "head")),
+                cast(LongTexts, long_texts),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"is damaged ({error})", where=str(file)) from error
@@ -74,12 +77,6 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
     elif kind == "multi_label_classification":
         labels = LabelMap(tuple(ordered), Task.MULTILABEL)
     return ModelFacts(labels, None, None, None)
-
-
-def _long_texts(value: Any) -> LongTexts:
-    if value not in get_args(LongTexts):
-        raise ValueError(f"long_texts is {value!r}")
-    return cast(LongTexts, value)
 
 
 def model_folder_of(path: str | Path) -> Seal:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from tunesmith.data.tokenize import ChunkEncoder, LongTexts, RustEncoder, TokenEncoder, load_plain_tokenizer
 from tunesmith.data.tokens import TokenRows, length_batches, mean_by_row, pad_rows
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, short_text
-from tunesmith.inference.model_folder import GRAPH_FILE, GraphFacts
+from tunesmith.inference.model_folder import GRAPH_FILE, GraphFacts, ModelFacts, read_facts, read_graph_facts
+from tunesmith.models.files import Seal, read_config_file
 
 TOKENS_AT_ONCE = 2048
 Infer = Callable[[dict[str, npt.NDArray[Any]]], npt.NDArray[np.float32]]
@@ -68,13 +69,15 @@ class GraphNetwork:
             raise ConfigError("the model does not support text pairs", where=str(self.folder))
 
 
-def load_graph_network(
-    folder: Path, facts: GraphFacts, *, threads: int | None = None, long_texts: LongTexts = "head"
-) -> GraphNetwork:
+def load_graph_network(seal: Seal, threads: int | None) -> tuple[GraphNetwork, ModelFacts]:
     """Load the graph of a verified folder on the CPU. `threads` defaults to OMP_NUM_THREADS, else to all cores."""
-    if threads is None:
-        threads = int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
-    return GraphNetwork(folder, facts, load_onnx(folder / GRAPH_FILE, threads), long_texts)
+    folder = seal.folder
+    facts = read_facts(folder, read_config_file(folder))
+    graph = read_graph_facts(folder)
+    threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
+    network = GraphNetwork(folder, graph, load_onnx(folder / GRAPH_FILE, threads), facts.long_texts)
+    seal.require_unchanged()
+    return network, facts
 
 
 def load_onnx(graph: Path, threads: int) -> Infer:

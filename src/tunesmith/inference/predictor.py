@@ -29,12 +29,9 @@ from tunesmith.inference.model_folder import (
     ModelFacts,
     is_graph_folder,
     model_folder_of,
-    read_facts,
-    read_graph_facts,
 )
 from tunesmith.inference.tables import predicted_names, probabilities_of, require_numbers
 from tunesmith.labels import Task
-from tunesmith.models.files import Seal, read_config_file
 from tunesmith.runs.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -107,9 +104,13 @@ class Predictor:
         """
         seal = model_folder_of(path)
         graph = is_graph_folder(seal.folder)
+        if not seal.sealed:
+            log.warning("%s has no %s, so its files are not verified", seal.folder, MANIFEST)
         try:
             if graph:
-                return cls(*_load_graph(seal, threads), Path(path))
+                from tunesmith.inference.onnx_network import load_graph_network
+
+                return cls(*load_graph_network(seal, threads), Path(path))
             from tunesmith.inference.torch_network import load_torch_network
         except ModuleNotFoundError as error:
             name_the_extra(error, str(seal.folder), "" if graph else ", or export the model (`tunesmith export`).")
@@ -191,18 +192,6 @@ class Predictor:
         logits = predict(tokens)
         require_numbers(logits, before=before)
         return logits
-
-
-def _load_graph(seal: Seal, threads: int | None) -> tuple[Network, ModelFacts]:
-    from tunesmith.inference.onnx_network import load_graph_network
-
-    if not seal.sealed:
-        log.warning("%s has no %s, so its files are not verified", seal.folder, MANIFEST)
-    facts = read_facts(seal.folder, read_config_file(seal.folder))
-    graph = read_graph_facts(seal.folder)
-    network = load_graph_network(seal.folder, graph, threads=threads, long_texts=facts.long_texts)
-    seal.require_unchanged()
-    return network, facts
 
 
 def chunks_of(columns: Sequence[Sequence[str]]) -> Iterator[Chunk]:

@@ -10,7 +10,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import TextIOWrapper
 from itertools import chain, count
 from pathlib import Path
@@ -80,43 +80,25 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 def fill_table(out: BinaryIO, suffix: str, columns: Mapping[str, Sequence[Any]]) -> None:
     """Write the columns into an open file, in the format of the suffix."""
     if suffix == ".parquet":
-        _write_parquet(out, columns)
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), out)
         return
     text = TextIOWrapper(out, encoding="utf-8", newline="")
     if suffix == ".jsonl":
-        _write_jsonl(text, columns)
+        for row in zip(*columns.values(), strict=True):
+            text.write(json.dumps(dict(zip(columns, map(_plain, row), strict=True)), ensure_ascii=False) + "\n")
     else:
         write_delimited(text, columns, "\t" if suffix == ".tsv" else ",")
     text.detach()
 
 
-def _rows(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    return zip(*columns.values(), strict=True)
-
-
-def _write_parquet(out: BinaryIO, columns: Mapping[str, Sequence[Any]]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), out)
-
-
-def _write_jsonl(out: TextIO, columns: Mapping[str, Sequence[Any]]) -> None:
-    for row in _rows(columns):
-        out.write(json.dumps(dict(zip(columns, map(_plain, row), strict=True)), ensure_ascii=False) + "\n")
-
-
 def write_delimited(out: TextIO, columns: Mapping[str, Sequence[Any]], delimiter: str) -> None:
     """Write csv or tsv text. Every cell that a reader could interpret is quoted, in tsv too."""
-    out.write(_line([str(name) for name in columns], delimiter))
-    for row in _rows(columns):
-        out.write(_line(row, delimiter))
-
-
-def _line(values: Sequence[Any], delimiter: str) -> str:
-    cells = [_cell(value) for value in values]
-    # some readers skip an empty line
-    return (delimiter.join(cells) if cells != [""] else '""') + "\n"
+    for row in chain([tuple(columns)], zip(*columns.values(), strict=True)):
+        cells = [_cell(value) for value in row]
+        out.write((delimiter.join(cells) if cells != [""] else '""') + "\n")  # some readers skip an empty line
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +25,9 @@ from tunesmith.errors import ConfigError
 from tunesmith.inference.model_folder import ModelFacts, read_facts
 from tunesmith.models.files import Seal, load_tokenizer, position_limit, require_segments
 from tunesmith.models.load import load_model, read_model_config
-from tunesmith.runs.manifest import MANIFEST
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import Precision, Runtime, make_runtime
 from tunesmith.training.evaluation import predict_rows
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -82,8 +78,6 @@ def load_torch_network(
     if threads is not None:
         torch.set_num_threads(threads)
     folder = seal.folder
-    if not seal.sealed:
-        log.warning("%s has no %s, so its files are not verified", folder, MANIFEST)
     config = read_model_config(folder)
     facts = read_facts(folder, config)
     tokenizer = load_tokenizer(folder)

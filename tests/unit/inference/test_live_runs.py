@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
+from tunesmith.events import NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
 from tunesmith.inference.live_runs import LiveRun, encode_message
 from tunesmith.runs.curves import load_curves
-from tunesmith.runs.event_log import Journal, encode_event, peek_journal, truncate_journal
+from tunesmith.runs.event_log import Journal, peek_journal, truncate_journal
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 
@@ -45,22 +45,6 @@ def test_numbers_pushed_to_the_page_equal_the_journals_at_every_moment(tmp_path:
     assert live.snapshot()["status"] == "finished"
 
 
-def test_a_cut_last_line_waits_until_it_is_whole(tmp_path: Path, synthetic) -> None:
-    write(tmp_path, synthetic.make_run([0.5], [0.5], steps_per_epoch=10, ended=None))
-    live = LiveRun(RunDir(tmp_path))
-    live.poll()
-    whole = (tmp_path / "journal.jsonl").read_bytes()
-    step = encode_event(StepDone(11, 1.1, 0.25, 1.0, 1e-5, 8, 9, 9, 0.1))
-    (tmp_path / "journal.jsonl").write_bytes(whole + step[:50])
-    live.poll()
-    assert live.snapshot()["step"] == 10
-    assert live.snapshot()["problem"] is None
-    (tmp_path / "journal.jsonl").write_bytes(whole + step)
-    live.poll()
-    assert live.snapshot()["step"] == 11
-    assert live.snapshot()["loss"] == 0.25
-
-
 def test_a_run_that_goes_back_to_a_checkpoint_is_drawn_once(tmp_path: Path, synthetic) -> None:
     events = synthetic.make_run([0.5, 0.3], [0.45, 0.4], steps_per_epoch=20, ended=None)
     write(tmp_path, events)
@@ -89,30 +73,6 @@ def test_steps_that_are_not_finite_are_gaps_and_valid_json(tmp_path: Path, synth
     assert state["status"] == "failed"
     message = encode_message("run", state).split(b"data: ", 1)[1]
     json.loads(message, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-
-
-def test_a_damaged_line_is_said_and_the_curves_so_far_stay(tmp_path: Path, synthetic) -> None:
-    write(tmp_path, synthetic.make_run([0.5], [0.5], steps_per_epoch=10, ended=None))
-    live = LiveRun(RunDir(tmp_path))
-    live.poll()
-    with open(tmp_path / "journal.jsonl", "ab") as file:
-        file.write(b"garbage\n")
-    assert live.poll()
-    state = live.snapshot()
-    assert "damaged" in state["problem"]
-    assert state["step"] == 10
-
-
-def test_the_diagnosis_changes_when_an_evaluation_arrives(tmp_path: Path, synthetic) -> None:
-    events = synthetic.make_run([0.5, 0.3, 0.15, 0.06], [0.45, 0.40, 0.46, 0.63], accuracy=[0.8, 0.85, 0.85, 0.83])
-    live = LiveRun(RunDir(tmp_path))
-    evaluations = [k for k, e in enumerate(events) if isinstance(e, Evaluated) and e.split == "validation"]
-    write(tmp_path, events[: evaluations[1] + 1])
-    live.poll()
-    assert live.snapshot()["findings"][0]["code"] == "not_enough_evidence"
-    write(tmp_path, events[evaluations[1] + 1 :])
-    live.poll()
-    assert live.snapshot()["findings"][0]["code"] == "overfitting"
 
 
 def test_a_run_that_goes_on_is_never_told_that_it_stopped_too_early(tmp_path: Path, synthetic) -> None:

@@ -13,11 +13,8 @@ import pytest
 
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
-from tunesmith.inference.predictor import Predictor
-from tunesmith.inference.tables import escape_formula, read_predictions, unescape_formula
+from tunesmith.inference.tables import read_predictions
 from tunesmith.pipeline.train import finetune
-
-NASTY = ["=1+1", "+x", "-x", "@x", "'=x", "''-x", "a,b", 'say "x"', "two\nlines", "'plain", "x"]
 
 
 @pytest.fixture(scope="module")
@@ -79,32 +76,6 @@ def test_predictions_keep_columns_and_order(source: str, target: str, home: Path
         assert row["prediction"] == max(probabilities, key=lambda name: probabilities[name])
 
 
-@pytest.mark.parametrize("verb", ["predict", "evaluate"])
-def test_a_file_that_is_a_link_to_itself_is_bad_data(
-    verb: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop = tmp_path / "loop.jsonl"
-    loop.symlink_to(loop.name)
-    flags = (
-        ["--input", str(loop), "--output", str(tmp_path / "x.csv")] if verb == "predict" else ["--test_file", str(loop)]
-    )
-    assert main([verb, str(home / "run"), "--use_cpu", *flags]) == 3
-    assert f"{loop}: cannot be opened (Too many levels of symbolic links)" in capsys.readouterr().err
-
-
-def test_formula_cells_are_escaped_and_come_back(home: Path, tmp_path: Path) -> None:
-    file = write_csv(tmp_path / "nasty.csv", [{"text": text} for text in NASTY])
-    output = tmp_path / "out.csv"
-    assert main(["predict", str(home / "run"), "--input", str(file), "--output", str(output), "--use_cpu"]) == 0
-    assert read_predictions(output)["text"] == NASTY
-    import csv
-
-    with output.open(encoding="utf-8", newline="") as lines:
-        raw = [row[0] for row in csv.reader(lines)][1:]
-    assert not [cell for cell in raw if cell[0] in "=+-@\t\r"]
-    assert [unescape_formula(escape_formula(text)) for text in NASTY] == NASTY
-
-
 def test_evaluate_prints_scores_as_json(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(20, 9)]
     file = write_csv(tmp_path / "test.csv", rows)
@@ -150,15 +121,6 @@ def test_sigterm_during_predict_exits_143_and_leaves_nothing(home: Path, tmp_pat
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 143, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
-
-
-def test_predict_proba_columns_are_classes_in_id_order(home: Path) -> None:
-    predictor = Predictor.load(home / "run", use_cpu=True)
-    id2label = json.loads((home / "run" / "model" / "config.json").read_text())["id2label"]
-    assert predictor.classes_ == [id2label[str(i)] for i in range(len(id2label))] == ["bad", "good"]
-    table = predictor.predict_proba(["the film was good", "a bad day"])
-    assert list(table.columns) == predictor.classes_
-    assert (table.to_numpy() == predictor.probabilities(["the film was good", "a bad day"])).all()
 
 
 @pytest.fixture(scope="module")

@@ -186,20 +186,6 @@ def test_more_text_than_can_be_answered_in_time_is_refused_at_once(runs: Path, f
     batcher.close()
 
 
-def test_a_slow_first_batch_does_not_refuse_what_comes_after_it(
-    runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batcher = Batcher(LoadedModels(lambda run: fake))
-    run = RunDir(runs / "alpha")
-    clock = iter([0.0, 5.0, 5.0, 5.001])
-    monkeypatch.setattr(batcher_module.time, "perf_counter", lambda: next(clock))
-    ask(batcher, run, "a")
-    assert batcher._char_seconds == 0.0
-    ask(batcher, run, "abcd")
-    assert 4 * batcher._char_seconds == pytest.approx(0.001)
-    batcher.close()
-
-
 def test_a_replaced_model_is_loaded_aside_while_the_old_one_answers(
     runs: Path, serving: SimpleNamespace, tmp_path: Path
 ) -> None:
