@@ -282,6 +282,8 @@ def column_features(cells: Sequence[Any]) -> Ints:
 
 LEAK_SHARE = 0.01
 """Share of the rows of a split that are in train, equal or nearly so, from which its score is too good to be trusted."""
+TEMPLATE_SHARE = 0.05
+"""If more train rows than this nearly repeat another one, nearly equal rows across splits are no sign of a leak."""
 REPEAT_SHARE = 0.2
 CONTRADICTION_SHARE = 0.005
 CONSTANT_SHARE = 0.05
@@ -321,6 +323,12 @@ def _agreement(like: Ints, train: Ints, ids: Ints, train_ids: Ints, labels: Labe
     return share > chance + 2 * float(np.sqrt(chance * (1 - chance) / len(given)))
 
 
+def _repeated_share(ids: Ints) -> float:
+    """Return the share of rows whose texts occur in another row as well."""
+    _, inverse, counts = np.unique(row_keys(np.sort(ids, axis=1)), return_inverse=True, return_counts=True)
+    return float((counts[inverse] > 1).mean())
+
+
 def _leaks(where: Split, exact: Ints, like: Ints, in_train: tuple[Ints, Ints], *, agree: bool) -> list[Finding]:
     (split, part), (train, train_like) = where, in_train
     whole = np.isin(row_keys(np.sort(exact, axis=1)), row_keys(np.sort(train, axis=1)))
@@ -345,8 +353,11 @@ def _leaks(where: Split, exact: Ints, like: Ints, in_train: tuple[Ints, Ints], *
         steps = [f"Remove them from train or from {split}: the {split} score is too optimistic."]
         if not whole.any():
             steps.append("If rows are made from templates, keep all rows of one template on one side.")
-        serious = count if agree else int(whole.sum())
-        if not agree:
+        templates = _repeated_share(train_like) - _repeated_share(train) > TEMPLATE_SHARE
+        serious = count if agree and not templates else int(whole.sum())
+        if templates:
+            evidence += " Many train rows resemble each other in the same way, as if generated from templates."
+        elif not agree:
             evidence += " Near-duplicates agree in their label only as often as by chance."
         severity: Severity = "warning" if serious >= max(3, LEAK_SHARE * len(exact)) else "info"
         findings.append(Finding("split_leak", severity, evidence, tuple(steps), numbers=numbers))
