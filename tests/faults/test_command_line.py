@@ -176,7 +176,7 @@ def test_resume_names_what_is_missing(lab: Lab, run: Path, tmp_path: Path, capsy
     (run / "journal.jsonl").write_text("")
     (run / "run.yaml").write_text("learning_rate: 0.001\n")
     assert main(["resume", str(run)]) == 2
-    assert "its rows were given in Python" in capsys.readouterr().err
+    assert "the data was passed in Python" in capsys.readouterr().err
 
 
 def test_row_12_two_commands_on_one_folder(lab: Lab, run: Path) -> None:

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import chain
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -596,9 +596,8 @@ class ChunkEncoder:
 
     def _in_worker(self, texts: list[list[str]]) -> EncodedRows:
         """Encode in the worker process of this thread. It ends when its stdin is closed, as the end of this process does."""
-        process: subprocess.Popen[bytes] | None = getattr(self._worker, "process", None)
-        if process is None:
-            process = self._worker.process = subprocess.Popen(
+        if not hasattr(self._worker, "texts"):
+            process = subprocess.Popen(
                 [sys.executable, "-c", _WORKER, str(Path(__file__).resolve().parents[2])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -606,12 +605,16 @@ class ChunkEncoder:
                 process_group=0,  # Ctrl-C reaches the parent only
             )
             self._started.append(process)
-            _send(process.stdin, (self._encoder, self._has_types))
-        try:
-            _send(process.stdin, texts)
+            assert process.stdin is not None
             assert process.stdout is not None
-            answer = pickle.load(process.stdout)  # noqa: S301 (our own process)
-        except (EOFError, OSError, pickle.UnpicklingError):
+            self._worker.texts = Connection(os.dup(process.stdin.fileno()), readable=False)
+            self._worker.tokens = Connection(os.dup(process.stdout.fileno()), writable=False)
+            process.stdin.close()
+            self._worker.texts.send((self._encoder, self._has_types))
+        try:
+            self._worker.texts.send(texts)
+            answer = self._worker.tokens.recv()
+        except (EOFError, OSError):
             how = "--preprocessing_num_workers 1 (train) or threads=1 (Predictor.load) tokenizes in one process"
             fix = f"It may have run out of memory; {how}."
             raise WorkerError(f"a worker process died while it tokenized {len(texts[0])} rows", fix=fix) from None
@@ -631,26 +634,23 @@ def _end(started: list[subprocess.Popen[bytes]], owner: int) -> None:
     while started and os.getpid() == owner:
         process = started.pop()
         process.kill()
-        process.communicate()
-
-
-def _send(pipe: Any, value: Any) -> None:
-    pickle.dump(value, pipe)
-    pipe.flush()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def work() -> None:
     """Run a worker process: receive the tokenizer, then encode texts until stdin is closed."""
-    out = os.fdopen(os.dup(1), "wb")
+    incoming, out = Connection(0, writable=False), Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # a library that prints must not write into the answers
     try:
-        encoder, has_types = pickle.load(sys.stdin.buffer)  # noqa: S301 (our own process)
+        encoder, has_types = incoming.recv()
         while True:
-            texts = pickle.load(sys.stdin.buffer)  # noqa: S301 (our own process)
+            texts = incoming.recv()
             try:
                 answer: Any = _encode(encoder, texts, has_types=has_types)
             except Exception as error:
                 answer = error
-            _send(out, answer)
+            out.send(answer)
     except (EOFError, OSError):
         return

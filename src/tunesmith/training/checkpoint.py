@@ -126,6 +126,7 @@ def save_checkpoint(
     """Save the state as `folder`. All ranks call it; only rank 0 writes. `describe` writes config and tokenizer."""
     snapshot = capture(state, identity)
     if snapshot is not None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         snapshot.write(folder, describe)
     state.runtime.barrier()
 

@@ -140,8 +140,10 @@ def make_runtime(
     A rank that doesn't answer for `timeout_seconds` ends the others (default: torch's half hour).
     """
     from accelerate import Accelerator, InitProcessGroupKwargs
+    from accelerate.state import AcceleratorState
 
     _refuse_launcher_options()
+    AcceleratorState._reset_state()  # as transformers does: an earlier Trainer may have chosen a different precision
     timeout = [] if timeout_seconds is None else [InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds))]
     asked = read_launch().world
     # Without a GPU, accelerate joins the ranks only if it is told to use the CPU.

@@ -54,7 +54,7 @@ if name == "wandb":
 data = [{"text": t, "label": "good" if good else "bad"} for t, good in sentences(40)]
 finetune(
     train_data=data, validation_data=data[:10], model_name_or_path=str(save_tiny_bert(out / "model")),
-    output_dir=str(out / "command"), num_train_epochs=1, logging_steps=2, report_to=(name,), project="demo", run_name="command",
+    output_dir=str(out / "command"), num_train_epochs=1, logging_steps=2, report_to=(name,), run_name="command",
     use_cpu=True,
 )
 
@@ -78,8 +78,8 @@ def read_mlflow():
 def read_trackio():
     import sqlite3
 
-    (file,) = Path("trackio").glob("demo.db")
-    rows = sqlite3.connect(file).execute("select run_name, metrics from metrics").fetchall()
+    query = "select run_name, metrics from metrics"
+    rows = [row for file in Path("trackio").glob("*.db") for row in sqlite3.connect(file).execute(query).fetchall()]
     found = {}
     for run, text in rows:
         found[run] = sorted(set(found.get(run, [])) | {k for k in json.loads(text) if k in ("train/loss", "eval/loss")})
