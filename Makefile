@@ -1,4 +1,4 @@
-# make setup | demo | quick | test | long | lint | format | faults | audit | clean
+# make setup | demo | quick | test | long | lint | format | docs | faults | audit | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Compiled files are kept, whatever the caller's environment says: else each of the many processes of a test run compiles all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo quick test long lint format faults audit clean
+.PHONY: setup demo quick test long lint format docs faults audit clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,12 @@ lint: setup
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
+	$(BIN)/python docs/check_prose.py
+
+# Build the documentation site in build/site; warnings are errors.
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 format: setup
 	$(BIN)/ruff check --fix --quiet src tests bench

@@ -21,7 +21,7 @@ WHY = {
     "weight_decay": "by the recipe: 0 with both",
     "eval_strategy": "epoch when there is an evaluation set, and there is one unless you switch it off: a run without one cannot be judged",
     "save_strategy": "at every evaluation and every 500 steps of a long epoch, so a crash loses little",
-    "save_total_limit": "the last checkpoint beside the best one: a resume needs the first, you want the second",
+    "save_total_limit": "keeps the latest checkpoint (to resume) and the best one (to use)",
     "load_best_model_at_end": "yes when there is an evaluation set: the exported model is the best one",
     "logging_steps": "about 20 times an epoch; every step is in the journal anyway",
     "train_sampling_strategy": "rows of similar length share a step, shuffled over 50 steps; random on a GPU, where packed batches gain nothing from grouping",
@@ -89,16 +89,16 @@ def defaults_page() -> str:
         lines.append(f"| `{name}` | `{theirs}` | {shown} | {WHY[name]} |")
     lines += [
         "",
-        "Not options, but other behaviour:",
+        "Not options, but other behavior:",
         "",
         "| | transformers | tunesmith |",
         "|---|---|---|",
         "| padding | as the collator says | each batch to its longest row, or none at all where the model allows it |",
-        "| a loss that is NaN or infinite | logged as 0.0, training continues | the update is not applied, the run stops with exit code 6 |",
+        "| a loss that is NaN or infinite | logged as 0.0, training continues | the update is skipped, and the run stops with exit code 6 |",
         "| accumulation | losses of micro-batches averaged for models without `num_items_in_batch` | divided once, by the rows of the step |",
         "| predictions | in the order of the sampler with length grouping | always in input order |",
         "| validation data | none unless given | a tenth of the training rows, seeded and stratified, unless given |",
-        "| out of memory | fails, or halves the batch and with it the experiment | halves the micro-batch, same rows a step |",
+        "| out of memory | fails, or halves the batch and with it the experiment | halves the micro-batch, same examples per step |",
     ]
     return "\n".join(lines) + "\n"
 
