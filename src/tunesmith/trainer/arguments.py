@@ -45,6 +45,10 @@ class TrainingArguments(transformers.TrainingArguments):  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **modern_names(options))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the Hub token: transformers uploads pickled arguments with the model."""
+        return {**self.__dict__, "hub_token": None}
+
 
 def modern_names(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options under their current names; an unknown name raises a ConfigError that suggests the nearest."""

@@ -206,7 +206,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if not self.is_world_process_zero():
             yield run
             return
-        with RunLock(run.lock_file):
+        with RunLock(run.path / "_lock"):  # transformers' upload skips names that start with an underscore
             sweep(run.path)
             require_journal(run.journal_file)
             _require_no_model(run.path)
