@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-# Test processes. Two fill two cores but for the tests that wait (timeouts, kills, sleeps).
+# Number of test processes.
 WORKERS ?= 2
 
-# Compiled files are kept, whatever the caller's environment says: else each of the many processes of a test run compiles all.
+# Keep compiled files, or every process of a test run compiles all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo quick test long lint format docs faults audit clean
@@ -22,11 +22,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/tunesmith demo
 
-# One thread a worker: two workers with two threads each are slower than two with one.
+# One thread per worker: two workers with two threads each are slower.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-# What `make test` samples: the other cases of its matrices, the notebook.
+# Further cases of the tests in `make test`, and the notebook.
 long: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m long
 
@@ -49,11 +49,12 @@ format: setup
 quick: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m 'not trains and not slow and not long' tests/unit
 
-# Half an hour: the fault tests at their published sizes, then docs/research/faults.md.
+# Over an hour: the fault tests at full size, then the comparison of docs/research/faults.md.
 faults: setup
-	sh tests/faults/full.sh
+	TUNESMITH_FAULT_TRIALS=full $(BIN)/python -m pytest -m '' tests/faults
+	$(BIN)/python bench/fault_table.py --output docs/research/measurements/faults.json
 
-# Needs an advisory index on the network. --strict: a package that cannot be looked up is a failure, not a pass.
+# Needs network access. --strict: a package that can't be looked up is a failure.
 audit:
 	$(PYTHON) -m venv build/audit
 	build/audit/bin/python -m pip install --quiet pip-audit

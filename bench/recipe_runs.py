@@ -62,8 +62,7 @@ Found = dict[str, Any]
 @cache
 def _task(pack: Path, model: str, task: str) -> Any:
     """Both splits as TokenRows, the label map, and the padding of the model."""
-    from tunesmith.data.batches import Padding
-    from tunesmith.data.tokens import TokenRows
+    from tunesmith.data.batches import Padding, TokenRows
     from tunesmith.labels import LabelMap, Task
 
     special = json.loads((pack / model / "special.json").read_text(encoding="utf-8"))
@@ -95,7 +94,7 @@ def rows_of(unit: Unit, rows: Any) -> Any:
 
 def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
     """The rows as `--long_texts` of a recipe shows them to the model."""
-    from tunesmith.data.tokens import TextWindows, TokenRows
+    from tunesmith.data.batches import TextWindows, TokenRows
 
     if recipe not in LONG:
         return rows
@@ -137,7 +136,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.pipeline.prepare import make_plan
     from tunesmith.pipeline.probe import LoadedRun
     from tunesmith.pipeline.recipe import choose_recipe
-    from tunesmith.pipeline.watch import Watch
+    from tunesmith.pipeline.train import RunObserver
     from tunesmith.speedups.apply import apply_speedups
     from tunesmith.training.evaluation import TaskLoss, predict_rows, resolve_class_weights
     from tunesmith.training.loop import train_events
@@ -160,7 +159,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     loaded = load_model(folder, labels)
     bundle: Any = SimpleNamespace(labels=labels, splits={})
     began = time.perf_counter()
-    settled = choose_recipe(LoadedRun(config, loaded, bundle, {"train": train}, padding, suite, runtime, Watch()))
+    settled = choose_recipe(LoadedRun(config, loaded, bundle, {"train": train}, padding, suite, runtime, RunObserver()))
     settling = time.perf_counter() - began  # the probe, the pair start, the first head
     config, model = settled.config, loaded.model.to(runtime.device)
     if trained:

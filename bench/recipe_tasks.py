@@ -35,9 +35,9 @@ CHOSEN_ON = ("mrpc", "trec", "subj", "subjshare", "overlap")
 OUTSIDE = ("sections", "short_sections", "rare_games", "sizes", "same_source", "fortunes")
 """Not of ../shared: what bench/outside_tasks.py writes (SHARED_DIR=scratch/outside)."""
 FURTHER = ("gloss_kinds", "gloss_above", "gloss_near", "speech_year", "speech_party")
-"""Of bench/outside_texts.py: rules may be chosen on these too."""
+"""Of bench/outside_tasks.py: development tasks, too."""
 UNSEEN = ("whale_next",)
-"""Of bench/outside_texts.py: nothing was ever chosen on it."""
+"""Of bench/outside_tasks.py: a held-out task."""
 GROUP = 64
 """Values with a scale of their own in a model packed in int8."""
 Row = tuple[tuple[str, ...], str]
@@ -108,6 +108,26 @@ def _news_pairs(split: str) -> list[Row]:
     return made
 
 
+def _pairs_of(folder: str, texts_with_label: str) -> Callable[[str], list[Row]]:
+    """Pairs of single texts: do both have the same label (half of the pairs do), or what is the label of the second one."""
+
+    def make(split: str) -> list[Row]:
+        rows, rng = _table(SHARED / folder / f"{split}.tsv"), np.random.default_rng(1)
+        rows = [((_middle(texts[0], 40),), label) for texts, label in rows]
+        made: list[Row] = []
+        for i, (texts, label) in enumerate(rows):
+            others = [j for j in rng.integers(len(rows), size=50) if j != i]
+            want = i % 2 == 0
+            second = next((j for j in others if (rows[j][1] == label) == want), others[0])
+            if texts_with_label == "second":
+                second = others[0]
+            same = "same" if rows[second][1] == label else "other"
+            made.append(((texts[0], rows[second][0][0]), same if texts_with_label == "both" else rows[second][1]))
+        return made
+
+    return make
+
+
 def _overlap(split: str) -> list[Row]:
     """MRPC: the share of words that both sentences have, as a score from 1 to 5."""
     made: list[Row] = []
@@ -138,6 +158,8 @@ TASKS: dict[str, Callable[[str], list[Row]]] = {
     "newspair": _news_pairs,
     "rare5": _rare,
     "overlap": _overlap,
+    **{f"{name}same": _pairs_of(name, "both") for name in ("trec", "cr", "subj", "r8")},
+    **{f"{name}second": _pairs_of(name, "second") for name in ("trec", "cr", "subj", "r8")},
     "late": _late,
     "subjshare": _subjective_share,
     **{name: _plain(name) for name in (*OUTSIDE, *FURTHER, *UNSEEN)},

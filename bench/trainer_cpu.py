@@ -1,9 +1,10 @@
 """Time per training step of our Trainer and transformers' on the CPU: all-MiniLM-L6-v2, MRPC, both in one process.
 
-    .venv/bin/python bench/trainer_cpu.py [--batch 8 32] [--rounds 3] [--steps 8]
+    .venv/bin/python bench/trainer_cpu.py [--scripts unmodified siamese] [--batch 8 32] [--rounds 2] [--steps 6]
 
-The Trainers take turns, each with a fresh model; the first steps of a turn are not counted. Prints the median per step, in
-wall-clock time and in processor time (other processes on the machine change the latter little).
+Each row is a script with one change that people make. The Trainers take turns, each with a fresh model; the first steps of a turn
+are not counted. Prints the median per step and the ratio of medians, in wall-clock time and in processor time (other processes
+on the machine change the latter little).
 """
 
 from __future__ import annotations
@@ -20,84 +21,149 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset, load_dataset
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PrinterCallback, TrainerCallback
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PrinterCallback, TrainerCallback
 
 import tunesmith
 from tunesmith import find_embedded
 
 WARM_UP = 3
-SCRIPTS = ("unmodified", "collator and class weights")
+LENGTHS = ("input_ids", "token_type_ids", "attention_mask")
 
 
-def read_rows(tokenizer: Any, file: Path, *, indexed: bool) -> Dataset:
-    """Return MRPC's training pairs as token ids; `indexed` as after `train_test_split()`."""
-    rows = load_dataset("parquet", data_files=str(file), split="train")
-    rows = rows.map(lambda row: tokenizer(row["sentence1"], row["sentence2"], truncation=True), batched=True)
-    return rows.train_test_split(0.1, seed=0)["train"] if indexed else rows
+class Pooled(nn.Module):
+    """A class of the user's: an encoder, the mean of its tokens, and a linear layer."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.encoder, self.head = AutoModel.from_pretrained(folder), nn.Linear(384, 2)
+
+    def embed(self, input_ids: Any, attention_mask: Any) -> Any:
+        hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        mask = attention_mask.unsqueeze(-1).float()
+        return (hidden * mask).sum(1) / mask.sum(1)
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None) -> Any:
+        logits = self.head(self.embed(input_ids, attention_mask))
+        return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def customized(kind: Any) -> Any:
-    """Return a Trainer with a class-weighted loss."""
+class Siamese(Pooled):
+    """Both sentences through one encoder, with in-batch negatives."""
 
-    class Weighted(kind):  # type: ignore[misc]
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-            labels = inputs.pop("labels")
-            outputs = model(**inputs)
-            loss = torch.nn.functional.cross_entropy(outputs.logits, labels, weight=torch.tensor([2.0, 1.0]))
-            return (loss, outputs) if return_outputs else loss
-
-    return Weighted
+    def forward(self, input_ids: Any, attention_mask: Any, other_ids: Any, other_mask: Any, labels: Any = None) -> Any:
+        first, second = self.embed(input_ids, attention_mask), self.embed(other_ids, other_mask)
+        scores = 20 * functional.normalize(first) @ functional.normalize(second).T
+        return {"loss": functional.cross_entropy(scores, torch.arange(len(scores))), "logits": scores}
 
 
-def take_turn(
-    kind: Any, script: str, folder: str, rows: Any, tokenizer: Any, batch: int, steps: int
-) -> list[tuple[float, ...]]:
-    """Return (seconds, processor seconds) of each step that counts."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
-    marks: list[tuple[float, float]] = []
+class Weighted:
+    """A class-weighted loss."""
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            marks.append((time.perf_counter(), time.process_time()))
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = functional.cross_entropy(outputs.logits, labels, weight=torch.tensor([2.0, 1.0]))
+        return (loss, outputs) if return_outputs else loss
 
-    def collate(features: list[Any]) -> Any:
-        names = ("input_ids", "token_type_ids", "attention_mask")
-        padded = tokenizer.pad([{n: f[n] for n in names} for f in features], return_tensors="pt")
+
+class Scripts:
+    """The scripts by name: model, dataset, collator and base classes of the Trainer."""
+
+    def __init__(self, folder: str, file: Path) -> None:
+        self.folder, self.tokenizer = folder, AutoTokenizer.from_pretrained(folder)
+        rows = load_dataset("parquet", data_files=str(file), split="train")
+        self.rows = rows.map(
+            lambda row: self.tokenizer(row["sentence1"], row["sentence2"], truncation=True), batched=True
+        )
+        self.sentences = rows
+
+    def classifier(self) -> Any:
+        return AutoModelForSequenceClassification.from_pretrained(self.folder, num_labels=2)
+
+    def collate(self, features: list[Any]) -> Any:
+        padded = self.tokenizer.pad([{n: f[n] for n in LENGTHS} for f in features], return_tensors="pt")
         return {**padded, "labels": torch.tensor([f["label"] for f in features])}
 
-    own = script != "unmodified"
+    def collate_pairs(self, features: list[Any]) -> Any:
+        first, second = (
+            self.tokenizer([f[n] for f in features], padding=True, truncation=True, return_tensors="pt")
+            for n in ("sentence1", "sentence2")
+        )
+        return {
+            "input_ids": first["input_ids"],
+            "attention_mask": first["attention_mask"],
+            "other_ids": second["input_ids"],
+            "other_mask": second["attention_mask"],
+            "labels": torch.tensor([f["label"] for f in features]),
+        }
+
+    def indexed(self) -> Dataset:
+        return self.rows.train_test_split(0.1, seed=0)["train"]
+
+    def make(self, script: str) -> tuple[Any, Any, Any, tuple[type, ...]]:
+        """Return (model, dataset, collator, base classes)."""
+        if script == "unmodified":
+            return self.classifier(), self.rows, None, ()
+        if script == "collator and class weights":
+            return self.classifier(), self.rows, self.collate, (Weighted,)
+        if script == "indexed dataset":
+            return self.classifier(), self.indexed(), None, ()
+        if script == "custom model":
+            return Pooled(self.folder), self.rows, None, ()
+        return Siamese(self.folder), self.sentences, self.collate_pairs, ()
+
+
+NAMES = ("unmodified", "collator and class weights", "indexed dataset", "custom model", "siamese")
+
+
+class Clock(TrainerCallback):  # type: ignore[misc]
+    """Notes the time at the end of each step."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[float, float]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.marks.append((time.perf_counter(), time.process_time()))
+
+
+def take_turn(scripts: Scripts, script: str, kind: Any, batch: int, steps: int) -> list[tuple[float, ...]]:
+    """Return (seconds, processor seconds) of each step that counts."""
+    model, rows, collator, bases = scripts.make(script)
+    clock = Clock()
     with tempfile.TemporaryDirectory() as output:
         arguments = transformers.TrainingArguments(
             output, max_steps=WARM_UP + steps, per_device_train_batch_size=batch, use_cpu=True, save_strategy="no",
-            report_to="none", disable_tqdm=True, logging_steps=10**6,
+            report_to="none", disable_tqdm=True, logging_steps=10**6, remove_unused_columns=script != "siamese",
         )  # fmt: skip
-        trainer = (customized(kind) if own else kind)(
-            model, arguments, train_dataset=rows, processing_class=tokenizer, data_collator=collate if own else None,
-            callbacks=[Clock()],
+        trainer = type("Script", (*bases, kind), {})(
+            model, arguments, train_dataset=rows, processing_class=scripts.tokenizer, data_collator=collator,
+            callbacks=[clock],
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return [tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairwise(marks[WARM_UP - 1 :])]
+    return [tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairwise(clock.marks[WARM_UP - 1 :])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scripts", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 32])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared/data/mrpc/train.parquet")
     options = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    folder = str(find_embedded())
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    transformers.utils.logging.disable_progress_bar()
+    scripts = Scripts(str(find_embedded()), options.data)
     print(f"{'Script':<28}{'Batch':>6}{'transformers (ms)':>19}{'tunesmith (ms)':>16}{'Speedup':>9}{'by CPU time':>13}")
-    for script in SCRIPTS:
-        rows = read_rows(tokenizer, options.data, indexed=script != "unmodified")
+    for script in options.scripts:
         for batch in options.batch:
             seen: dict[Any, list[tuple[float, ...]]] = {transformers.Trainer: [], tunesmith.Trainer: []}
             for _ in range(options.rounds):
                 for kind, found in seen.items():
-                    found += take_turn(kind, script, folder, rows, tokenizer, batch, options.steps)
+                    found += take_turn(scripts, script, kind, batch, options.steps)
             theirs, ours = ([1e3 * statistics.median(t[i] for t in found) for i in (0, 1)] for found in seen.values())
             ratios = f"{theirs[0] / ours[0]:>8.2f}x{theirs[1] / ours[1]:>12.2f}x"
             print(f"{script:<28}{batch:>6}{theirs[0]:>19.1f}{ours[0]:>16.1f}{ratios}", flush=True)

@@ -20,6 +20,7 @@ from pictures import DRAWN, blank_pictures
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers with two threads each are slower than two with one
 
 IN_MEMORY = Path("/dev/shm")
 """A kill sees the page cache either way; here an fsync takes 0.1 ms, on a disk 2 to 15, and a checkpoint makes a dozen."""
@@ -36,40 +37,13 @@ settings.load_profile("busy machines")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 TRAINS = (
-    *(
-        "unit/pipeline/",
-        "unit/tuning/",
-        "unit/trainer/",
-        "unit/test_estimators.py",
-        "unit/test_finetune_data.py",
-        "unit/training/test_resume.py",
-    ),
-    *(
-        "unit/cli/test_new_user.py",
-        "unit/cli/test_folders.py",
-        "unit/inference/",
-        "unit/data/test_long_texts.py",
-    ),
-    *(
-        "unit/inference/",
-        "unit/inference/test_slow_clients.py",
-        "unit/inference/test_workers.py",
-        "unit/cli/test_audit.py",
-    ),
-    *("unit/inference/test_predict_commands.py", "unit/speedups/test_proof.py", "unit/cli/test_segments.py"),
+    *("unit/inference/", "unit/pipeline/", "unit/trainer/", "unit/tuning/"),
+    *("unit/test_estimators.py", "unit/test_finetune_data.py", "unit/training/test_resume.py"),
+    *("unit/cli/test_audit.py", "unit/cli/test_folders.py", "unit/cli/test_new_user.py", "unit/cli/test_segments.py"),
+    *("unit/data/test_tokenize.py", "unit/speedups/test_verify.py"),
 )
 """Unit tests that train whole runs, or take seconds for other reasons: `make quick` leaves them to `make test`."""
-
-
-LONGEST = (
-    *(
-        "kernels/",
-        "docs/test_wheel.py",
-        "equivalence/test_trainer_scripts.py",
-        "distributed/",
-    ),
-    *("docs/test_docs.py",),
-)
+LONGEST = ("kernels/", "docs/test_wheel.py", "docs/test_docs.py", "equivalence/test_trainer_scripts.py", "distributed/")
 """Tests of up to half a minute each: they come first, so that none of them is left for one worker alone at the end."""
 
 

@@ -46,8 +46,8 @@ def shrink(source: Path, folder: Path) -> Path:
 
 def replace_embedded(folder: Path) -> dict[str, Any]:
     """From now on the embedded model of this process is the one in `folder`; gives what stood there before."""
+    from tunesmith.files import known_hash
     from tunesmith.models import files
-    from tunesmith.runs.writing import known_hash
 
     before = {name: getattr(files, name) for name in ("find_spec", "EMBEDDED_SHA256")}
     files.find_spec = lambda name: SimpleNamespace(submodule_search_locations=[str(folder)])  # type: ignore[assignment]

@@ -53,6 +53,11 @@ def sentences(count: int, seed: int = 0) -> list[tuple[str, bool]]:
     return list(found.items())
 
 
+def mood(count: int = 40) -> list[dict[str, Any]]:
+    """Sentences as rows with the labels good and bad."""
+    return [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(count)]
+
+
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
     """Rows as a csv file."""
     import csv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,8 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.cli.console import Console
     from tunesmith.config.load import load_config
     from tunesmith.config.options import RunConfig
-    from tunesmith.data.batches import Batches, Padding, padding_of
+    from tunesmith.data.batches import Batches, Padding, TokenRows, padding_of
     from tunesmith.data.hub import load_from_hub as load_dataset
-    from tunesmith.data.tokens import TokenRows
     from tunesmith.diagnosis.verdict import diagnose as diagnose_curves
     from tunesmith.inference.predictor import Predictor
     from tunesmith.labels import Task
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for, lr_at
     from tunesmith.training.state import TrainState
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "Batches",
@@ -111,7 +111,7 @@ _HOMES: dict[str, str] = {
     "TaskLoss": "tunesmith.training.evaluation",
     "TextClassifier": "tunesmith.sklearn",
     "TextRegressor": "tunesmith.sklearn",
-    "TokenRows": "tunesmith.data.tokens",
+    "TokenRows": "tunesmith.data.batches",
     "TrainState": "tunesmith.training.state",
     "Trainer": "tunesmith.trainer",
     "TrainerCallback": "transformers",
@@ -149,6 +149,8 @@ Resolved on first use, so that `import tunesmith` stays cheap.
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tunesmith' has no attribute {name!r}")
+    # Libraries warn in notebooks without ipywidgets; progress bars of this package don't need them.
+    warnings.filterwarnings("ignore", message="IProgress not found")
     module, _, own_name = _HOMES[name].partition(":")
     try:
         return getattr(import_module(module), own_name or name)

@@ -62,6 +62,9 @@ class LabelMap:
     thresholds: tuple[float, ...] | None = None
     """Of each label, by which `choose_labels` decides; (1 - t, t) of two classes means the second from t on."""
 
+    abstention: Any = None
+    """The `metrics.abstain.Abstention` of a predictor that answers only if it is sure; None: it answers all examples."""
+
     @classmethod
     def for_classes(cls, names: Sequence[str]) -> LabelMap:
         """Single-label map: binary with two names, multiclass otherwise."""

@@ -3,14 +3,16 @@ scikit-learn."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import sys
 import tempfile
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
@@ -21,18 +23,17 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from tunesmith.config.options import RunConfig
-from tunesmith.data.in_memory import columns_table, labelled_table, refuse_labels_as_text, text_columns_of
-from tunesmith.errors import ConfigError, name_the_extra
-from tunesmith.files import read_json
+from tunesmith.config.load import SHORT_NAMES
+from tunesmith.config.options import RunConfig, list_options
+from tunesmith.data.tables import columns_table, labelled_table, refuse_labels_as_text, text_columns_of
+from tunesmith.errors import ConfigError, name_the_extra, nearest
+from tunesmith.files import read_json, write_new
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import predicted_names
 from tunesmith.labels import choose_labels
 from tunesmith.pipeline.identity import free_folder
-from tunesmith.pipeline.train import finetune
-from tunesmith.pipeline.watch import RunResult, Watch
-from tunesmith.runs.manifest import MANIFEST, write_sealed
-from tunesmith.runs.writing import write_new
+from tunesmith.pipeline.train import RunObserver, RunResult, finetune
+from tunesmith.runs.manifest import MANIFEST, publish_folder
 
 
 def finetune_data(
@@ -43,7 +44,7 @@ def finetune_data(
     train_data: Any = None,
     validation_data: Any = None,
     test_data: Any = None,
-    watch: Watch | None = None,
+    observer: RunObserver | None = None,
     **options: Any,
 ) -> RunResult:
     """Train, evaluate and export one run; an unfinished run in the same folder is resumed.
@@ -51,7 +52,7 @@ def finetune_data(
     `data` is a DataFrame, a dict of lists, a Dataset or DatasetDict, a list of dicts, an array of rows, a file name, or a
     RunConfig; with `labels`, it contains only the texts. `validation_data` and `test_data` accept the same tables. `options` are
     the options of `tunesmith train` under the same names. Progress is shown in the terminal or the notebook cell;
-    `watch=Watch()` shows nothing.
+    `observer=RunObserver()` shows nothing.
     """
     if isinstance(data, RunConfig):
         data, config = None, data
@@ -64,21 +65,21 @@ def finetune_data(
         if labels is not None:
             rows = labelled_table(rows, labels)
         tables = {"train_data": rows, "validation_data": validation_data, "test_data": test_data}
-        return _train(config, watch, **tables, **options)
+        return _train(config, observer, **tables, **options)
     except ModuleNotFoundError as error:
         name_the_extra(error, "finetune")
         raise
 
 
-def _train(config: RunConfig | None, watch: Watch | None, **given: Any) -> RunResult:
+def _train(config: RunConfig | None, observer: RunObserver | None, **given: Any) -> RunResult:
     """The run with its progress shown where the code runs."""
-    if watch is not None:
-        return finetune(config, watch=watch, **given)
+    if observer is not None:
+        return finetune(config, observer=observer, **given)
     from tunesmith.cli.console import Console
 
     console = Console(bars=True if in_notebook() else None)
     try:
-        return finetune(config, watch=console.watch(), **given)
+        return finetune(config, observer=console.observer(), **given)
     finally:
         console.close()
 
@@ -100,20 +101,6 @@ class Targets:
     multilabel: bool = False
     hot: bool = False
     """y was a table of 0 and 1."""
-
-    def hot_rows(self, y: Any) -> Any:
-        """y as a boolean table with a column for each class."""
-        if self.hot:
-            return np.asarray(y) > 0
-        known = {name: i for i, name in enumerate(self.names)}
-        unseen = sorted({str(label) for labels in y for label in labels} - known.keys())
-        if unseen:
-            raise ValueError(f"y contains previously unseen labels: {', '.join(map(repr, unseen[:10]))}")
-        rows = np.zeros((len(y), len(self.names)), dtype=bool)
-        for at, labels in enumerate(y):
-            for label in labels:
-                rows[at, known[str(label)]] = True
-        return rows
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict without the examples; `from_json` restores the rest."""
@@ -218,6 +205,13 @@ def _temporary_folder(owner: Any) -> str:
     return folder
 
 
+def _plain(value: Any) -> Any:
+    """Return a value for JSON. A RandomState is not stored: a loaded estimator is trained already."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value) if isinstance(value, Path) else None if isinstance(value, np.random.RandomState) else value
+
+
 class _FittedModel:
     """A model folder. Pickles and copies contain its files, which are written to a temporary folder when they are loaded."""
 
@@ -238,9 +232,26 @@ class _FittedModel:
             (self.folder / name).write_bytes(data)
 
 
+def _suggest_parameters(init: Callable[..., None]) -> Callable[..., None]:
+    """Refuse an unknown parameter with a suggestion."""
+    known = inspect.signature(init).parameters
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **params: Any) -> None:
+        for name in params.keys() - known.keys():
+            hint = "`tunesmith train --help_all` lists all options."
+            if found := SHORT_NAMES.get(name) or nearest(name, tuple(list_options())):
+                hint = f"Did you mean {found!r}?" if found in known else f"Pass options={{{found!r}: ...}}."
+            raise TypeError(f"{type(self).__name__} has no parameter {name!r}. {hint}")
+        init(self, *args, **params)
+
+    return checked
+
+
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
     """Base class. Parameters are options of `tunesmith train`; `options` contains all others."""
 
+    @_suggest_parameters
     def __init__(
         self,
         model_name_or_path: str | None = None,
@@ -268,7 +279,10 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self.options = options
         self.verbose = verbose
 
-    def _fit(self, X: Any, column: list[Any], **options: Any) -> Self:
+    def _fit(self, X: Any, column: list[Any], unsupported: dict[str, Any], **options: Any) -> Self:
+        for name in unsupported:
+            fix = "To weight classes, pass options={'class_weights': 'balanced'}." if name == "sample_weight" else ""
+            raise TypeError(f"{type(self).__name__}.fit doesn't support {name}. {fix}".rstrip())
         columns = text_columns_of(X)
         rows = len(next(iter(columns.values())))
         if rows != len(column):
@@ -292,7 +306,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             text_column_names=names,
             label_column_name="label",
             output_dir=folder,
-            watch=None if self.verbose else Watch(pages=self.output_dir is not None),
+            observer=None if self.verbose else RunObserver(pages=self.output_dir is not None),
             **{**options, **given},
         )
         self._model = _FittedModel(self.run_.run.model)
@@ -310,10 +324,8 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             own.pop(name, None)
         if "random_state" in own:
             state = own.pop("random_state")
-            own["seed"] = (
-                int(state) if isinstance(state, Integral) else int(check_random_state(state).randint(2**31 - 1))
-            )
-        return {**own, **(self.options or {})}
+            own["seed"] = state if isinstance(state, Integral) else check_random_state(state).randint(2**31 - 1)
+        return {**{name: _plain(value) for name, value in own.items()}, **(self.options or {})}
 
     @property
     def predictor_(self) -> Predictor:
@@ -342,7 +354,8 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         target = Path(folder).expanduser()
         if target.exists():
             raise ConfigError("exists already", where=str(target), fix="Use a new folder.")
-        state = {"kind": type(self).__name__, "params": self.get_params(deep=False), **self._fitted_state()}
+        params = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
+        state = {"kind": type(self).__name__, "params": params, **self._fitted_state()}
 
         def fill(place: Path) -> None:
             for file in self._model.folder.iterdir():
@@ -350,7 +363,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
                     shutil.copyfile(file, place / file.name)
             write_new(place / ESTIMATOR_FILE, json.dumps(state, indent=1, ensure_ascii=False).encode())
 
-        write_sealed(target, fill, {"kind": "model"})
+        publish_folder(target, fill, {"kind": "model"})
         return target
 
     @classmethod
@@ -394,16 +407,16 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     >>> TextClassifier(num_train_epochs=2).fit(texts, labels).predict(["new text"])  # doctest: +SKIP
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:
         """Train on X and y. With 50 examples or more, a tenth is held out to choose the best step."""
         targets = as_targets(y)
         self._targets = targets
-        self._fit(X, targets.column, label_names=targets.names, do_regression=False)
+        self._fit(X, targets.column, unsupported, label_names=targets.names, do_regression=False)
         self.classes_ = targets.classes
         return self
 
     def predict(self, X: Any) -> Any:
-        """The class of each text, as it was in y; a 0/1 table or lists of labels where y was one."""
+        """The class of each text, as it was in y; a 0/1 table or lists of labels if y was one."""
         probabilities = self._probabilities(X)
         if self._targets.multilabel:
             chosen = self._choose(probabilities)
@@ -421,8 +434,8 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy; for multilabel y, the share of examples with all labels right."""
         if getattr(self, "_targets", None) is not None and self._targets.multilabel:
-            truth = self._targets.hot_rows(y)
-            right = (self._choose(self._probabilities(X)) == truth).all(axis=1)
+            rows = zip(self.predict(X), np.asarray(y) if self._targets.hot else y, strict=True)
+            right = [np.array_equal(a, b) if self._targets.hot else set(a) == set(b) for a, b in rows]
             return float(np.average(right, weights=sample_weight))
         return float(super().score(X, y, sample_weight))
 
@@ -443,9 +456,9 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
     """Fine-tunes an encoder on texts and numbers. X: texts or pairs; y: one number per example."""
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:
         """Train on X and y. With 50 examples or more, a tenth is held out to choose the best step."""
-        return self._fit(X, as_numbers(y), do_regression=True)
+        return self._fit(X, as_numbers(y), unsupported, do_regression=True)
 
     def predict(self, X: Any) -> Any:
         """One number for each text."""

@@ -6,6 +6,7 @@ import http.server
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,16 +20,15 @@ from devtools import Browser
 from tiny_training import make_model, make_table, train_command
 
 from patience import patient
-from tunesmith.inference.security import load_token
+from tunesmith.inference.server import load_token
 from tunesmith.runs.event_log import Journal
-from warm import warm_python
 
 pytestmark = pytest.mark.slow
 
 
-def warm(*arguments: Any) -> list[str]:
+def training_command(*arguments: Any) -> list[str]:
     """`train_command`, started without waiting for imports."""
-    return [warm_python(), *train_command(*arguments)[1:]]
+    return [sys.executable, *train_command(*arguments)[1:]]
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_real_run_is_followed_and_stopped_and_can_be_tried_after_it_has_finish
     browser: Browser, board: BoardProcess, tmp_path: Path, tiny: SimpleNamespace
 ) -> None:
     folder = tmp_path / "runs" / "real"
-    command = warm(tiny.model, tiny.table, folder, "--num_train_epochs", "4000", "--save_strategy", "no")
+    command = training_command(tiny.model, tiny.table, folder, "--num_train_epochs", "4000", "--save_strategy", "no")
     training = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         browser.open_fresh(board.address)
@@ -172,7 +172,7 @@ def test_a_real_run_is_followed_and_stopped_and_can_be_tried_after_it_has_finish
             training.communicate()
     quiet(browser, board)
     done = tmp_path / "runs" / "done"
-    command = warm(tiny.model, tiny.table, done, "--num_train_epochs", "8", "--run_name", "reviews")
+    command = training_command(tiny.model, tiny.table, done, "--num_train_epochs", "8", "--run_name", "reviews")
     subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=patient(240))
     browser.open(f"{board.own}/runs/done")
     browser.wait("document.getElementById('ask') !== null")

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tunesmith import DataCollatorWithPadding
-from tunesmith.data.batches import Padding, make_batch
-from tunesmith.data.tokens import TokenRows
+from tunesmith.data.batches import Padding, TokenRows, make_batch
 
 PAIR = [101, 2023, 2003, 1996, 2034, 6251, 1012, 102, 2023, 2003, 1996, 2117, 2028, 1012, 102]
 SHORT = [101, 2460, 6251, 1012, 102]

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from conftest import tiny_bert, token_lists
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.tokens import TokenRows
+from tunesmith.data.batches import Batches, Padding, TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import Improved, StepDone
 from tunesmith.labels import Task
@@ -37,7 +36,6 @@ CASES: dict[str, dict[str, Any]] = {
     "class weights, unlabelled rows, smoothing": {"rows": 45, "weights": (0.5, 2.0), "unlabelled": True},
     "all strategies": {"rows": 45, "fast": True},
     "all strategies and accumulation": {"rows": 49, "fast": True, "accumulation": 2},
-    "a token budget": {"rows": 45, "token_budget": 96},
     "grouped by length": {"rows": 45, "sampling": "group_by_length"},
     "a parameter that is never used": {"rows": 24, "spare": True},
     "early stopping": {"rows": 40, "patience": 1, "epochs": 6, "rate": 3e-2},
@@ -48,7 +46,7 @@ PER_STEP = 8
 
 def run_case(
     runtime: Runtime, *, rows: int, accumulation: int = 1, weights: Any = None, unlabelled: bool = False,
-    fast: bool = False, token_budget: int | None = None, sampling: Any = "random", spare: bool = False,
+    fast: bool = False, sampling: Any = "random", spare: bool = False,
     patience: int | None = None, epochs: int = 2, rate: float = 1e-3, seed: int = 3,
 ) -> dict[str, Any]:  # fmt: skip
     """Losses, norms, evaluations and final weights of one small run."""
@@ -62,7 +60,7 @@ def run_case(
         model.config.model_type = "unheard of"
     batches = Batches(
         data, Padding(), PER_STEP // runtime.world, seed=seed, accumulation=accumulation, sampling=sampling,
-        token_budget=token_budget, rank=runtime.rank, world=runtime.world,
+        rank=runtime.rank, world=runtime.world,
     )  # fmt: skip
     speedups = None
     if fast:

@@ -10,8 +10,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from warm import warm_python
-
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -32,18 +30,19 @@ def free_port() -> int:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """One thread a rank, no network, our tests importable. Launchers start their ranks with PYTHON_EXEC."""
+    """One thread a rank, no network, our tests importable."""
     here = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     return here | {
         "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore", "BLANK_PICTURES": "1", **more,
+        "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", **more,
     }  # fmt: skip
 
 
-def torchrun(*words: str, ranks: int = 2, python: str | None = None) -> list[str]:
-    """The words of a torchrun command on a free port. With `python=sys.executable` process ids are those of the ranks."""
+def torchrun(*words: str, ranks: int = 2) -> list[str]:
+    """The words of a torchrun command on a free port."""
     return [
-        *(python or warm_python(), "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)),
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)),
         *("--master_addr", "127.0.0.1", "--master_port", str(free_port()), *words),
     ]
 
@@ -51,7 +50,7 @@ def torchrun(*words: str, ranks: int = 2, python: str | None = None) -> list[str
 def accelerate_launch(*words: str, ranks: int = 2) -> list[str]:
     """The words of an accelerate launch command. Its `--cpu` starts one process only (1.15), whatever was asked for."""
     return [
-        *(warm_python(), "-m", "accelerate.commands.launch", "--num_processes", str(ranks), "--multi_gpu"),
+        *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(ranks), "--multi_gpu"),
         *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
         *("--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), *words),
     ]
@@ -61,7 +60,7 @@ def start(words: list[str], **env: str) -> subprocess.Popen[str]:
     """A launcher in a session of its own, so that all it started can be ended with it."""
     return subprocess.Popen(
         words,
-        env=environment(**({} if words[0] == sys.executable else {"PYTHON_EXEC": words[0]}), **env),
+        env=environment(**env),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -27,7 +27,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_of_four_give_the_losses_of_one_rank_of_eight(ranks: list[Results], case: str) -> None:
+def test_two_ranks_of_four_equal_one_rank_of_eight(ranks: list[Results], case: str) -> None:
     alone = run_case(make_runtime(use_cpu=True), **CASES[case])
     both = ranks[0][case]
     assert both["step"] == alone["step"]
@@ -41,7 +41,7 @@ def test_two_ranks_of_four_give_the_losses_of_one_rank_of_eight(ranks: list[Resu
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_both_ranks_hold_the_same_weights_and_have_decided_the_same(ranks: list[Results], case: str) -> None:
+def test_both_ranks_have_the_same_weights_and_decisions(ranks: list[Results], case: str) -> None:
     first, second = ranks[0][case], ranks[1][case]
     assert first == second
 
@@ -52,11 +52,11 @@ def test_early_stopping_happens_on_both_ranks_at_one_step(ranks: list[Results]) 
     assert stopped[0]["progress"] == stopped[1]["progress"]
 
 
-def test_the_same_two_ranks_again_are_equal_bit_for_bit(ranks: list[Results]) -> None:
+def test_repeated_run_is_bit_identical(ranks: list[Results]) -> None:
     assert ranks[0]["again"] == ranks[0]["all strategies and accumulation"]
 
 
-def test_an_evaluation_gathers_every_row_once_in_input_order(ranks: list[Results]) -> None:
+def test_evaluation_gathers_every_row_once_in_order(ranks: list[Results]) -> None:
     alone = evaluate_rows(make_runtime(use_cpu=True))
     for count, expected in alone.items():
         for rank in ranks:
@@ -66,7 +66,7 @@ def test_an_evaluation_gathers_every_row_once_in_input_order(ranks: list[Results
             assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
 
 
-def test_ranks_with_different_seeds_are_refused_on_every_rank(ranks: list[Results]) -> None:
+def test_different_seeds_are_refused_on_every_rank(ranks: list[Results]) -> None:
     for rank in ranks:
         line = rank["disagree"]
         assert "the ranks were not started with the same thing" in line

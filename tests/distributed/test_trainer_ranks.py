@@ -1,4 +1,4 @@
-"""The Trainer on two ranks equals transformers' Trainer."""
+"""The Trainer on two ranks equals transformers' Trainer; its loaders and logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distributed.launching import TESTS, finish, start, torchrun
-from distributed.trainer_ranks import EVALUATED, dataset
+from distributed.trainer_ranks import EVALUATED, LENGTHS, dataset
 
 pytestmark = pytest.mark.slow
 Results = dict[str, Any]
@@ -50,3 +50,23 @@ def test_predictions_on_two_ranks_are_complete_and_in_order(ranks: list[Results]
 def test_resume_on_two_ranks_is_bit_identical(ranks: list[Results]) -> None:
     for rank in ranks:
         assert rank["resumed"] == rank["ddp"]["losses"][4:]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_rows_that_are_no_dicts_are_predicted_in_order(ranks: list[Results], length: int) -> None:
+    assert [rank[str(length)] for rank in ranks] == [[[True, True], [True, True]]] * 2
+
+
+def test_workers_of_two_ranks_draw_different_numbers(ranks: list[Results]) -> None:
+    shown = [np.asarray(rank["shown"]) for rank in ranks]
+    assert [s.shape for s in shown] == [(3, 8, 3)] * 2
+    for column in range(3):
+        assert not np.isin(shown[0][..., column], shown[1][..., column]).any()
+        assert len(np.unique(shown[0][..., column])) == 24, "nor do two workers of one rank"
+
+
+def test_log_levels_decide_which_rank_logs(ranks: list[Results]) -> None:
+    assert [rank["said"] for rank in ranks] == [
+        {"info": 1, "both": 1, "replica": 0, "nobody": 0},
+        {"info": 0, "both": 1, "replica": 1, "nobody": 0},
+    ]

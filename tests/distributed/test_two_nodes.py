@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.events import Resumed, StepDone
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
-from warm import warm_python
 
 pytestmark = pytest.mark.slow
 ENTER = Path(__file__).with_name("enter_node.py")
@@ -53,21 +53,12 @@ def nodes() -> Iterator[tuple[str, str]]:
 
 def on_nodes(nodes: tuple[str, str], *words: str, fault: str = "") -> list[Ended]:
     """The command on both nodes, one rank on each; a fault of the second."""
-    python = warm_python()
     launchers = []
     for node, address in zip(nodes, (FIRST, SECOND), strict=True):
         host = f"is_host={int(address == FIRST)}"  # names are not resolved here
-        rendezvous = (
-            "--rdzv_backend",
-            "c10d",
-            "--rdzv_endpoint",
-            f"{FIRST}:29500",
-            "--rdzv_id",
-            "test",
-            "--rdzv_conf",
-            host,
-        )
-        launcher = (python, str(ENTER), node, "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1")
+        rendezvous = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{FIRST}:29500", "--rdzv_id", "test"]
+        rendezvous += ["--rdzv_conf", host]
+        launcher = (sys.executable, str(ENTER), node, "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1")
         command = [*launcher, *rendezvous, "--local_addr", address, str(ENTER), node, "tunesmith", *words]
         faults = {"TUNESMITH_FAULT": fault} if fault and node == nodes[1] else {}
         launchers.append(start(command, GLOO_SOCKET_IFNAME="cable", TP_SOCKET_IFNAME="cable", **faults))
@@ -78,7 +69,7 @@ def losses(run: Path) -> list[float]:
     return [e.loss for e in read_journal(RunDir(run).journal_file) if isinstance(e, StepDone)]
 
 
-def test_two_nodes_give_the_run_of_one_also_after_one_of_them_is_lost(nodes: tuple[str, str], tmp_path: Path) -> None:
+def test_two_nodes_equal_one_also_after_a_loss(nodes: tuple[str, str], tmp_path: Path) -> None:
     save_tiny_bert(tmp_path / "model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(62)]
     write_csv(tmp_path / "train.csv", rows[:41])
@@ -86,24 +77,11 @@ def test_two_nodes_give_the_run_of_one_also_after_one_of_them_is_lost(nodes: tup
 
     def words(run: str, *more: str) -> list[str]:
         return [
-            *(
-                "train",
-                "--train_file",
-                str(tmp_path / "train.csv"),
-                "--validation_file",
-                str(tmp_path / "validation.csv"),
-            ),
+            *("train", "--train_file", str(tmp_path / "train.csv")),
+            *("--validation_file", str(tmp_path / "validation.csv")),
             *("--model_name_or_path", str(tmp_path / "model"), "--output_dir", str(tmp_path / run), "--use_cpu"),
-            *(
-                "--per_device_train_batch_size",
-                "4",
-                "--num_train_epochs",
-                "2",
-                "--learning_rate",
-                "1e-3",
-                "--recipe",
-                "hf",
-            ),
+            *("--per_device_train_batch_size", "4", "--num_train_epochs", "2", "--learning_rate", "1e-3"),
+            *("--recipe", "hf"),
             *("--save_strategy", "steps", "--save_steps", "2", "--save_total_limit", "9"),
             *("--cache_dir", str(tmp_path / "cache"), *more),
         ]
@@ -122,12 +100,8 @@ def test_two_nodes_give_the_run_of_one_also_after_one_of_them_is_lost(nodes: tup
     weights = [(tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("one", "two")]
     assert weights[0] == weights[1]
 
-    command = [
-        warm_python(),
-        "-m",
-        "tunesmith",
-        *words("less", "--gradient_accumulation_steps", "2", "--allow_changed_data"),
-    ]
+    more = ("--gradient_accumulation_steps", "2", "--allow_changed_data")
+    command = [sys.executable, "-m", "tunesmith", *words("less", *more)]
     alone = subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=patient(240), check=False
     )

@@ -1,19 +1,32 @@
-"""One rank of the Trainer tests: trains with our Trainer and with transformers', and writes the results."""
+"""One rank of the Trainer tests: training compared with transformers, loaders, logging. Writes the results."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
+from torch import nn
 
 from conftest import tiny_bert, token_lists
+from trainer_toys import Regression, RegressionDataset, arguments
+from tunesmith import Trainer, TrainingArguments
 
 ROWS, EVALUATED = 48, 20
+LENGTHS = (49, 7, 1)
+LEVELS = {
+    "info": {"log_level": "info"},
+    "both": {"log_level": "debug", "log_level_replica": "debug"},
+    "replica": {"log_level": "error", "log_level_replica": "debug"},
+    "nobody": {"log_level": "error", "log_level_replica": "error"},
+}
 
 
 def dataset(rows: int, seed: int = 0) -> Any:
@@ -39,10 +52,6 @@ def accuracy(found: Any) -> dict[str, float]:
 
 def make_trainer(folder: Path, *, oracle: bool = False, **options: Any) -> Any:
     """Return a small Trainer: 8 rows per micro-step over all ranks, two micro-steps per step, evaluated every 2 steps."""
-    import transformers
-
-    from tunesmith import Trainer, TrainingArguments
-
     world = int(os.environ.get("WORLD_SIZE", "1"))
     given = {
         "per_device_train_batch_size": 8 // world, "gradient_accumulation_steps": 2, "num_train_epochs": 3,
@@ -84,6 +93,84 @@ def resume(folder: Path, **options: Any) -> list[float]:
     return [line["loss"] for line in trainer.state.log_history if "loss" in line and line["step"] > 4]
 
 
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Row i is i."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int) -> Any:
+        return i
+
+
+class Dice(Numbers):
+    """Rows drawn from three generators."""
+
+    def __getitem__(self, i: int) -> Any:
+        return {"x": torch.tensor([random.random(), np.random.random(), torch.rand([]).item()])}
+
+
+class Echo(nn.Module):
+    """Gives its input back; its weights have nothing to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(3, 2)
+
+    def forward(self, input_ids: torch.Tensor, labels: Any = None) -> Any:
+        return input_ids if labels is None else (torch.tensor(0.0), input_ids)
+
+
+class Looker(nn.Module):
+    """Keeps what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.shown: list[Any] = []
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.shown.append(x.tolist())
+        y = x @ self.weight
+        return y.mean(), y
+
+
+def stack(rows: list[int]) -> dict[str, torch.Tensor]:
+    """A batch of numbers with themselves as labels."""
+    return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows)}
+
+
+def in_order(folder: Path, length: int, moved: int | None) -> list[bool]:
+    """Whether evaluate and predict see every number once, in order."""
+
+    def judge(p: Any) -> dict[str, bool]:
+        return {"right": p.predictions.tolist() == p.label_ids.tolist() == list(range(length))}
+
+    trainer = Trainer(
+        Echo(),
+        arguments(folder, eval_accumulation_steps=moved),
+        data_collator=stack,
+        eval_dataset=Numbers(length),
+        compute_metrics=judge,
+    )
+    return [trainer.evaluate()["eval_right"], trainer.predict(Numbers(length)).metrics["test_right"]]
+
+
+def said(folder: Path, options: dict[str, Any]) -> int:
+    """How many times this rank announces a run."""
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers.trainer")
+    logger.addHandler(handler)
+    Trainer(Regression(), arguments(folder, max_steps=1, **options), train_dataset=RegressionDataset()).train()
+    logger.removeHandler(handler)
+    return sum("Running training" in text for text in heard)
+
+
 def main() -> None:
     """Run all cases, then write `<out>-<rank>.json`."""
     torch.set_num_threads(1)
@@ -92,7 +179,14 @@ def main() -> None:
         "ddp": run(out.parent / "ddp"),
         "ddp oracle": run(out.parent / "ddp-oracle", oracle=True),
         "resumed": resume(out.parent / "ddp"),
+        **{str(n): [in_order(out.parent, n, moved) for moved in (None, 2)] for n in LENGTHS},
+        "said": {name: said(out.parent / name, options) for name, options in LEVELS.items()},
     }
+    model = Looker()
+    Trainer(
+        model, arguments(out.parent / "dice", max_steps=3, dataloader_num_workers=2), train_dataset=Dice(64)
+    ).train()
+    found["shown"] = model.shown
     Path(f"{out}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
 
 

@@ -80,11 +80,11 @@ def _shortened(text: str, folder: str) -> str:
 
 if __name__ == "__main__":
     import os
+    import sys
     import tempfile
 
-    from docs.pages import commands_first
-
-    os.environ.update(commands_first() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    os.environ.update({"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
     with tempfile.TemporaryDirectory() as place:
         text = json.dumps(run_notebook(Path(place)), indent=1, ensure_ascii=False)
     Path(NOTEBOOK).write_text(text + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 
 from patience import patient
 from small_embedded import embedded_replaced, small_embedded
-from warm import warm_python
+from tunesmith.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNABLE = ("python", "bash")
@@ -82,28 +83,25 @@ def run_page(page: Path, folder: Path) -> int:
             if block.title is not None:
                 (folder / block.title).write_text(block.text + "\n", encoding="utf-8")
             elif block.kind == "bash":
-                run_shell(block.text, folder, where, {"SMALL_EMBEDDED": str(small or "")})
+                run_shell(block.text, folder, where)
             else:
                 # Empty lines in front, so that a traceback shows the line of the page.
                 exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), space)
     return count
 
 
-def commands_first() -> dict[str, str]:
-    """A PATH with python, tunesmith and torchrun of this environment first, and the python that torchrun starts."""
-    warm = Path(warm_python())
-    path = os.pathsep.join((str(warm.parent), str(Path(sys.executable).parent), os.environ["PATH"]))
-    return {"PATH": path, "PYTHON_EXEC": str(warm)}
-
-
-def run_shell(text: str, folder: Path, where: str, variables: dict[str, str]) -> None:
-    """The block in bash, with the commands of this environment first on the path."""
-    env = {**os.environ, **commands_first(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    env |= {"BLANK_PICTURES": "1", **variables}
+def run_shell(text: str, folder: Path, where: str) -> None:
+    """Run a block in bash, or in this process if it only contains plain `tunesmith` commands, which saves their imports."""
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
+    if all(line.startswith("tunesmith ") and not re.search(r"[|&<>$;`]", line) for line in lines):
+        for line in lines:
+            assert main(shlex.split(line, comments=True)[1:]) == 0, f"{where}: {line}"
+        return
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=folder,
-        env=env,
+        env={**os.environ, "PATH": path, "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
         timeout=patient(420),

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from conftest import token_lists
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.tokens import TokenRows
+from tunesmith.data.batches import Batches, Padding, TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
 from tunesmith.labels import LabelMap

@@ -24,9 +24,8 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.errors import ConfigError
-from tunesmith.speedups.first_token import enable_first_token_only
 from tunesmith.speedups.fused import fuse_layers, why_not_fused
-from tunesmith.speedups.packing import PaddingFree, enable_padding_free, pack
+from tunesmith.speedups.packing import PaddingFree, enable_first_token_only, enable_padding_free, pack
 
 
 def packed(rows: dict[str, list[np.ndarray]], strategy: PaddingFree, **options: Any) -> dict[str, Any]:

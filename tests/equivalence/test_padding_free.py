@@ -28,8 +28,7 @@ from sampling import crossed
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import why_not
 from tunesmith.speedups import packing
-from tunesmith.speedups.first_token import enable_first_token_only
-from tunesmith.speedups.packing import PaddingFree, enable_padding_free, pack
+from tunesmith.speedups.packing import PaddingFree, enable_first_token_only, enable_padding_free, pack
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "one token": (1,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 

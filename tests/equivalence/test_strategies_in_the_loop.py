@@ -10,8 +10,7 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from sampling import crossed
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.tokens import TokenRows
+from tunesmith.data.batches import Batches, Padding, TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
 from tunesmith.speedups.apply import apply_speedups

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith import Trainer, TrainingArguments, finetune, load_metric, lr_at, train_events
 from tunesmith.cli.main import main
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.tokens import TokenRows
+from tunesmith.data.batches import Batches, Padding, TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
 from tunesmith.runs.event_log import read_journal

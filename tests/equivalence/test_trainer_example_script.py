@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts import run_script
 from tiny_model import save_tiny_bert, sentences, write_csv
-from warm import warm_python
 
 SCRIPT = """
 import json
@@ -96,19 +94,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(place: Path, name: str, text: str, *words: str) -> tuple[dict[str, Any], str]:
     file = place / f"{name}.py"
     file.write_text(text)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     given = ["--model", str(place / "model"), "--data", str(place), "--output_dir", str(place / name)]
-    done = subprocess.run(
-        [warm_python(), str(file), *given, *WORDS.split(), *words],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = next(x for x in done.stdout.splitlines() if x.startswith("FOUND "))
-    return json.loads(line.removeprefix("FOUND ")), done.stdout
+    out = run_script(file, *given, *WORDS.split(), *words)
+    line = next(x for x in out.splitlines() if x.startswith("FOUND "))
+    return json.loads(line.removeprefix("FOUND ")), out
 
 
 def changed(text: str) -> str:

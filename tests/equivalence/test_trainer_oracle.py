@@ -16,8 +16,7 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from conftest import tiny_bert, token_lists
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.tokens import TokenRows
+from tunesmith.data.batches import Batches, Padding, TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
 from tunesmith.training.distributed import make_runtime

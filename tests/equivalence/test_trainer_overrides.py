@@ -156,44 +156,6 @@ def test_a_context_of_the_users_is_around_every_forward_pass_and_leaves_its_prec
     assert found[1] == (["in", "out"] * 7, [torch.bfloat16] * 7)
 
 
-def test_the_rate_that_the_user_reports_is_logged(tmp_path: Path) -> None:
-    logged = []
-    for number, door in enumerate(DOORS):
-        own = {"_get_learning_rate": lambda self: 1.0 + self.state.global_step}
-        trainer = make(type("Reporting", (door,), own), tmp_path / str(number))
-        trainer.train()
-        logged.append([line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line])
-    assert logged[1] == logged[0] == [2.0, 4.0]
-
-
-def test_the_check_of_arguments_may_be_extended(tmp_path: Path) -> None:
-    for door in DOORS:
-
-        class Strict(door):  # type: ignore[misc, valid-type]
-            def _validate_args(self) -> None:
-                super()._validate_args()
-                raise KeyError("not with these")
-
-        with pytest.raises(KeyError, match="not with these"):
-            make(Strict, tmp_path)
-
-
-def test_settings_that_a_subclass_adds_to_the_accelerator_are_used(tmp_path: Path) -> None:
-    from accelerate import DistributedDataParallelKwargs
-
-    for number, door in enumerate(DOORS):
-
-        class Smaller(door):  # type: ignore[misc, valid-type]
-            def _build_accelerator_args(self, **options: Any) -> dict[str, Any]:
-                built = super()._build_accelerator_args(**options)
-                return {**built, "kwargs_handlers": [DistributedDataParallelKwargs(bucket_cap_mb=7)]}
-
-        plain = make(door, tmp_path / str(number), ddp_static_graph=True)
-        (handler,) = plain._build_accelerator_args()["kwargs_handlers"]
-        assert handler.static_graph
-        assert make(Smaller, tmp_path / str(number)).accelerator.ddp_handler.bucket_cap_mb == 7
-
-
 @pytest.mark.parametrize("wanted", [True, "", "no-such-folder"])
 def test_nothing_to_resume_from_is_a_value_error_and_no_new_run(tmp_path: Path, wanted: Any) -> None:
     for number, door in enumerate(DOORS):

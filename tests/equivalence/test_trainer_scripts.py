@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from distributed.launching import free_port
-from warm import warm_python
+from scripts import run_script
 
 COURSE = """
 import json, sys
@@ -74,17 +74,19 @@ print(json.dumps({
 """
 
 
-def run_script(text: str, folder: Path, *words: str, launcher: tuple[str, ...] = ()) -> dict[str, Any]:
+def result_of(text: str, folder: Path, *words: str, launcher: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The JSON line that a script prints; with a launcher it runs in new processes."""
     folder.mkdir()
     file = folder / "script.py"
     file.write_text(text)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment["PYTHON_EXEC"] = warm_python()
-    command = [warm_python(), *launcher, str(file), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = next(x for x in reversed(done.stdout.splitlines()) if x.startswith('{"'))
-    result: dict[str, Any] = json.loads(line)
+    if launcher:
+        command = [sys.executable, *launcher, str(file), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        out = done.stdout
+    else:
+        out = run_script(file, *words)
+    result: dict[str, Any] = json.loads(next(x for x in reversed(out.splitlines()) if x.startswith('{"')))
     return result
 
 
@@ -92,8 +94,8 @@ def run_script(text: str, folder: Path, *words: str, launcher: tuple[str, ...] =
 def test_the_course_script_works_with_one_import_changed(tmp_path: Path, shared: Path) -> None:
     changed = COURSE.replace("from transformers import Trainer\n", "from tunesmith import Trainer\n")
     assert changed != COURSE
-    theirs = run_script(COURSE, tmp_path / "theirs", str(shared), str(tmp_path / "theirs" / "out"))
-    ours = run_script(changed, tmp_path / "ours", str(shared), str(tmp_path / "ours" / "out"))
+    theirs = result_of(COURSE, tmp_path / "theirs", str(shared), str(tmp_path / "theirs" / "out"))
+    ours = result_of(changed, tmp_path / "ours", str(shared), str(tmp_path / "ours" / "out"))
     assert ours["shapes"] == theirs["shapes"] == [[160, 2], [160]]
     assert ours["labels"] == theirs["labels"]
     assert ours["steps"] == theirs["steps"] == 10
@@ -153,9 +155,9 @@ if trainer.is_world_process_zero():
 @pytest.mark.slow
 def test_two_ranks_of_four_equal_one_rank_of_eight(tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[1])
-    one = run_script(RANKS, tmp_path / "one", str(tmp_path / "one" / "out"), tests, "1")
+    one = result_of(RANKS, tmp_path / "one", str(tmp_path / "one" / "out"), tests, "1")
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()))
-    two = run_script(RANKS, tmp_path / "two", str(tmp_path / "two" / "out"), tests, "2", launcher=launcher)
+    two = result_of(RANKS, tmp_path / "two", str(tmp_path / "two" / "out"), tests, "2", launcher=launcher)
     assert np.allclose(one["losses"], two["losses"], atol=1e-6)
     assert len(one["losses"]) == 4
     assert np.allclose(one["evaluations"], two["evaluations"], atol=1e-6)

@@ -6,18 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 import transformers
 from transformers import EarlyStoppingCallback, TrainerCallback
-from transformers.trainer_utils import SchedulerType
 
 from sampling import crossed
 from trainer_toys import (
     Accuracy,
     PretrainedRegression,
-    Regression,
     RegressionConfig,
     RegressionDataset,
     Stream,
@@ -154,20 +150,6 @@ def test_state_logs_checkpoints_and_results_are_those_of_transformers(tmp_path: 
     assert found["weights"] != [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", [s.value for s in SchedulerType if s.value not in ("reduce_lr_on_plateau", "greedy")])
-def test_every_schedule_gives_the_rates_of_transformers(tmp_path: Path, name: str) -> None:
-    more = {"cosine_with_min_lr": {"min_lr": 1e-5}, "warmup_stable_decay": {"num_decay_steps": 2}}
-    more["cosine_warmup_with_min_lr"] = more["cosine_with_min_lr"]
-
-    def run(kind: Any, folder: Path) -> Any:
-        options = {"lr_scheduler_kwargs": more.get(name, {}), "warmup_steps": 3, "save_strategy": "no"}
-        trainer = make(kind, folder, lr_scheduler_type=name, logging_steps=1, **options)
-        trainer.train()
-        return [entry.get("learning_rate") for entry in trainer.state.log_history]
-
-    assert len(side_by_side(tmp_path, run)) == 25
-
-
 def test_a_stream_and_several_evaluation_sets_give_the_same_state(tmp_path: Path) -> None:
     held = {"near": RegressionDataset(length=9), "far": RegressionDataset(length=11, seed=3)}
 
@@ -233,19 +215,6 @@ for _event in dir(TrainerCallback):
         setattr(Watcher, _event, _note(_event))
 
 
-def test_callbacks_are_told_the_same_at_every_event(tmp_path: Path) -> None:
-    def run(kind: Any, folder: Path) -> Any:
-        watcher = Watcher()
-        options = {"eval_strategy": "epoch", "save_strategy": "epoch", "gradient_accumulation_steps": 2}
-        trainer = make(kind, folder, callbacks=[watcher], logging_steps=3, num_train_epochs=2, **options)
-        trainer.train()
-        trainer.predict(RegressionDataset(length=9))
-        return watcher.notes
-
-    found = side_by_side(tmp_path, run)
-    assert {note[0] for note in found} >= {"on_substep_end", "on_predict", "on_save", "on_prediction_step"}
-
-
 @pytest.mark.parametrize(
     ("event", "flag"),
     crossed(
@@ -274,33 +243,3 @@ def test_going_on_without_skipping_rows_counts_epochs_as_transformers_does(tmp_p
 
     found = side_by_side(tmp_path, run)
     assert [round(e["epoch"], 2) for e in found["state"]["log_history"][3:6]] == [0.67, 0.17, 0.33]
-
-
-class Widths(torch.utils.data.Dataset[dict[str, Any]]):
-    """Rows of 1 to 19 numbers; batches of 8 have one width."""
-
-    def __init__(self) -> None:
-        rng = np.random.RandomState(0)
-        self.rows = [rng.normal(size=(2, width)).astype(np.float32) for width in rng.randint(1, 20, 8).repeat(8)]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return {"input_x": self.rows[i][0], "labels": self.rows[i][1]}
-
-
-@pytest.mark.parametrize("options", [{}, {"eval_accumulation_steps": 2}, {"eval_do_concat_batches": False}])
-def test_results_of_different_width_are_joined_or_kept_as_in_transformers(tmp_path: Path, options: Any) -> None:
-    def run(kind: Any, folder: Path) -> Any:
-        trainer = make(kind, folder, model=Regression(2, 1), held=Widths(), **options)
-        trainer.compute_metrics = None
-        found = trainer.predict(Widths())
-        return [
-            type(found.predictions).__name__,
-            [row.tolist() for row in found.predictions],
-            found.metrics["test_loss"],
-        ]
-
-    joined = side_by_side(tmp_path, run)[1]
-    assert len(joined) == (8 if options.get("eval_do_concat_batches") is False else 64)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from scripts import run_script
 from tiny_model import BAD, GOOD, save_tiny_bert, sentences
-from warm import warm_python
 
 MULTI_LABEL = """
 import json
@@ -156,13 +154,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(place: Path, script: str, task: str, kind: str) -> dict[str, Any]:
     file = place / f"{task}-{kind}.py"
     file.write_text(script)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    words = [str(place), str(place / task), str(place / f"{task}-{kind}")]
-    done = subprocess.run(
-        [warm_python(), str(file), *words], capture_output=True, text=True, timeout=600, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = next(x for x in done.stdout.splitlines() if x.startswith("FOUND "))
+    out = run_script(file, str(place), str(place / task), str(place / f"{task}-{kind}"))
+    line = next(x for x in out.splitlines() if x.startswith("FOUND "))
     found: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
     return found
 

@@ -14,9 +14,8 @@ from torch import nn
 from equivalence.strategy_cases import PAD, VOCABULARY, largest_difference, make_labels, make_model, make_rows, pad_rows
 from sampling import crossed
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.speedups.first_token import enable_first_token_only
-from tunesmith.speedups.packing import enable_padding_free, pack
-from tunesmith.speedups.vocabulary import VocabularyCut, why_not_restricted
+from tunesmith.speedups.packing import enable_first_token_only, enable_padding_free, pack
+from tunesmith.speedups.vocabulary import RestrictedVocabulary, why_not_restricted
 
 STEPS = 100
 DECAY = 0.1
@@ -38,7 +37,14 @@ def make_run(kind: str) -> tuple[list[dict[str, list[np.ndarray]]], list[torch.T
 
 
 def train(
-    model: nn.Module, collate: Any, rows: Any, labels: Any, *, rate: float, cut: VocabularyCut | None, steps: range
+    model: nn.Module,
+    collate: Any,
+    rows: Any,
+    labels: Any,
+    *,
+    rate: float,
+    cut: RestrictedVocabulary | None,
+    steps: range,
 ) -> torch.optim.Optimizer:
     """Decay on matrices only, as transformers groups parameters; clipped; with a schedule."""
     groups = [
@@ -75,7 +81,7 @@ def test_weights_after_a_whole_run_equal_full_adamw(
     start = plain.get_input_embeddings().weight.detach().clone()
     train(plain, lambda r: pad_rows(r, kind=kind), rows, labels, rate=rate, cut=None, steps=range(STEPS))
 
-    cut = VocabularyCut.apply(ours, used)
+    cut = RestrictedVocabulary.apply(ours, used)
     if everything:
         strategy = enable_padding_free(ours)
         enable_first_token_only(ours)
@@ -105,7 +111,7 @@ def test_inside_whole_the_model_takes_plain_ids_that_never_occurred_in_training(
     model = make_model("bert").eval()
     batch = pad_rows(make_rows((5, 9, 3), seed=7), kind="bert")
     expected = model(**batch).logits
-    cut = VocabularyCut.apply(model, np.array([4, 4, 9, 2]))
+    cut = RestrictedVocabulary.apply(model, np.array([4, 4, 9, 2]))
     assert model.get_input_embeddings().weight.shape[0] == 4
     with cut.whole():
         assert torch.equal(model(**batch).logits, expected)
@@ -118,9 +124,9 @@ def test_inside_whole_the_model_takes_plain_ids_that_never_occurred_in_training(
 def test_a_resumed_run_has_the_bits_of_one_never_stopped() -> None:
     rows, labels, used = make_run("bert")
 
-    def start() -> tuple[nn.Module, VocabularyCut]:
+    def start() -> tuple[nn.Module, RestrictedVocabulary]:
         model = make_model("bert")
-        return model, VocabularyCut.apply(model, used)
+        return model, RestrictedVocabulary.apply(model, used)
 
     def collate(r: Any) -> Any:
         return pad_rows(r, kind="bert")
@@ -138,14 +144,14 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped() -> None:
 
 
 def test_the_state_of_another_vocabulary_is_refused() -> None:
-    cut = VocabularyCut.apply(make_model("bert"), np.array([3, 4]))
-    other = VocabularyCut.apply(make_model("bert"), np.array([3, 5]))
+    cut = RestrictedVocabulary.apply(make_model("bert"), np.array([3, 4]))
+    other = RestrictedVocabulary.apply(make_model("bert"), np.array([3, 5]))
     with pytest.raises(CheckpointError, match="training data of the run"):
         cut.load_state_dict(other.state_dict())
 
 
 def test_moments_expand_to_the_whole_table() -> None:
-    cut = VocabularyCut.apply(make_model("bert"), np.array([3, 5]))
+    cut = RestrictedVocabulary.apply(make_model("bert"), np.array([3, 5]))
     moment = torch.rand(len(cut.ids), 4)
     whole = cut.expand(moment)
     assert whole.shape == (VOCABULARY, 4)
@@ -155,7 +161,7 @@ def test_moments_expand_to_the_whole_table() -> None:
 
 def test_padding_keeps_its_row_and_gets_no_gradient() -> None:
     model = make_model("bert")
-    cut = VocabularyCut.apply(model, np.array([5, 9]))
+    cut = RestrictedVocabulary.apply(model, np.array([5, 9]))
     embedding = model.get_input_embeddings()
     assert cut.ids.tolist() == [0, 5, 9]
     assert embedding.padding_idx == 0
@@ -168,7 +174,7 @@ def test_padding_keeps_its_row_and_gets_no_gradient() -> None:
 
 
 def test_a_skipped_step_on_the_device_does_not_decay() -> None:
-    cut = VocabularyCut.apply(make_model("bert"), np.array([5]))
+    cut = RestrictedVocabulary.apply(make_model("bert"), np.array([5]))
     cut.decay(1.0 - 0.5 * (1.0 - torch.tensor(1.0, dtype=torch.float64)))
     assert float(cut.kept) == 1.0
     cut.decay(1.0 - 0.5 * (1.0 - torch.tensor(0.0, dtype=torch.float64)))
@@ -180,13 +186,13 @@ def test_a_tied_table_is_refused() -> None:
     model.decoder = nn.Linear(32, VOCABULARY, bias=False)
     model.decoder.weight = model.get_input_embeddings().weight
     assert "tied" in str(why_not_restricted(model))
-    with pytest.raises(ConfigError, match="Train the whole table"):
-        VocabularyCut.apply(model, np.array([1]))
+    with pytest.raises(ConfigError, match="Train the whole embedding table"):
+        RestrictedVocabulary.apply(model, np.array([1]))
 
 
 def test_what_captured_steps_read_stays_where_it_is() -> None:
     model = make_model("bert")
-    cut = VocabularyCut.apply(model, np.arange(20))
+    cut = RestrictedVocabulary.apply(model, np.arange(20))
     table = model.get_input_embeddings()
     places = [(table.rows_of.data_ptr(), table.weight.data_ptr(), cut.kept.data_ptr())]
     with cut.whole():

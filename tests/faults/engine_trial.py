@@ -16,18 +16,16 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from tunesmith.cli.main import explain
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.tokens import TokenRows
-from tunesmith.errors import TunesmithError
+from tunesmith.data.batches import Batches, Padding, TokenRows
 from tunesmith.events import RunStarted
+from tunesmith.files import write_file
 from tunesmith.inference.model_folder import export_model
 from tunesmith.labels import Task
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
-from tunesmith.runs.writing import write_file
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import Identity, contiguous, load_weights, require_finite
-from tunesmith.training.distributed import RankRoster, make_runtime
+from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
 from tunesmith.training.optimizer import make_optimizer
@@ -54,7 +52,6 @@ DEFAULTS: dict[str, Any] = {
     "allow_changed": False,
     "fault": None,
     "ignore_labels": False,
-    "token_budget": None,
     "dropout": 0.1,
     "watch_bytes": False,
     "rank_timeout": None,
@@ -81,8 +78,8 @@ def main(options: dict[str, Any]) -> int:
 
 def warm_up() -> None:
     """One step without a run folder: lazy imports happen here, in the server, and not in every trial."""
-    keeper, batches = make_keeper(RunDir("/nonexistent"), DEFAULTS)
-    events = train_events(keeper.state, batches, keeper.plan)
+    writer, batches = make_writer(RunDir("/nonexistent"), DEFAULTS)
+    events = train_events(writer.state, batches, writer.plan)
     for _ in range(4):
         next(events)
     from accelerate.state import AcceleratorState, PartialState
@@ -95,28 +92,15 @@ def run_trial(options: dict[str, Any]) -> None:
     """The same order of work as `finetune`: lock, begin, loop, best weights, export, end."""
     run = RunDir(options["folder"])
     with RunLock(run.lock_file) if int(os.environ.get("RANK", "0")) == 0 else nullcontext():
-        keeper, batches = make_keeper(run, options)
+        writer, batches = make_writer(run, options)
         if options["fault"]:
             name, _, rest = options["fault"].partition(":")
-            batches = FAULTS[name](keeper, batches, *rest.split(":")) or batches
-        roster = RankRoster.gather(keeper.state.runtime)
-        with keeper.stop:
-            try:
-                follow(keeper, batches, options)
-            except TunesmithError as error:
-                keeper.end(type(error).__name__)
-                raise
-            except RuntimeError as error:
-                lost = roster.explain(error)
-                if lost is None:
-                    raise
-                keeper.end("WorkerError")
-                raise lost from error
-            finally:
-                keeper.close()
+            batches = FAULTS[name](writer, batches, *rest.split(":")) or batches
+        with writer.recording():
+            follow(writer, batches, options)
 
 
-def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunWriter, Any]:
+def make_writer(run: RunDir, options: dict[str, Any]) -> tuple[RunWriter, Any]:
     """Everything a run is made of, from nothing but seeds."""
     runtime = make_runtime(use_cpu=True, precision=options["precision"], timeout_seconds=options["rank_timeout"])
     lists = token_lists(options["rows"])
@@ -130,7 +114,6 @@ def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunWriter, Any]:
         seed=3,
         accumulation=options["accumulation"],
         sampling=options["sampling"],
-        token_budget=options["token_budget"],
         rank=runtime.rank,
         world=runtime.world,
         ahead=options["ahead"],
@@ -161,14 +144,15 @@ def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunWriter, Any]:
     identity = Identity("run", options["data"], config, {"names": options["labels"]}, options["versions"])
     describe = describe_with(model)
     given = {"keep_checkpoints": options["keep"], "allow_changed": options["allow_changed"]}
-    keeper = RunWriter(run, state, identity, plan=plan, describe=describe, **given)
+    writer = RunWriter(run, state, identity, plan=plan, describe=describe, **given)
     if options["background"]:
-        keeper.background_bytes = 0  # these checkpoints are far below the size from which on it pays
-    return keeper, batches
+        writer.background_bytes = 0  # these checkpoints are far below the size from which on it pays
+    return writer, batches
 
 
-def write_model(folder: Path) -> None:
-    """A pretrained model folder for the command line: weights, config, a tokenizer of 99 words."""
+def write_model(place: str) -> int:
+    """Write a pretrained model folder for the command: weights, config, a tokenizer of 99 words."""
+    folder = Path(place)
     model = tiny_bert(dropout=0.1)
     model.save_pretrained(folder)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(99))]
@@ -176,33 +160,26 @@ def write_model(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "BertTokenizer", "model_max_length": 64, "do_lower_case": True})
     )
+    return 0
 
 
-def load_folder(folder: str, text: str) -> int:
+def load_folder(given: tuple[str, str]) -> int:
     """Loads model and tokenizer of a folder as a run does, and reads one text; gives the exit code of the command line."""
     from tunesmith.labels import LabelMap
     from tunesmith.models.files import load_tokenizer, resolve_model
     from tunesmith.models.load import load_model
 
+    folder, text = given
     try:
         path = resolve_model(folder)
         tokenizer = load_tokenizer(path)
-        model = load_model(path, LabelMap(("a", "b"), Task.BINARY)).model
+        load_model(path, LabelMap(("a", "b"), Task.BINARY))
         tokenizer(text)
-        print("loaded", digest_of_weights(model))
     except BaseException as error:
         code, line = explain(error, debug=True)
         print(f"tunesmith: {line}", file=sys.stderr)
         return code
     return 0
-
-
-def digest_of_weights(model: Any) -> str:
-    """sha256 over the encoder's tensors (a fresh head is random)."""
-    total = hashlib.sha256()
-    for name, tensor in sorted(model.bert.state_dict().items()):
-        total.update(name.encode() + tensor.numpy().tobytes())
-    return total.hexdigest()
 
 
 def describe_with(model: Any) -> Any:
@@ -214,7 +191,7 @@ def describe_with(model: Any) -> Any:
     return describe
 
 
-def follow(keeper: RunWriter, batches: Any, options: dict[str, Any]) -> None:
+def follow(writer: RunWriter, batches: Any, options: dict[str, Any]) -> None:
     """The loop and what comes after it."""
     validation = TokenRows.from_lists(token_lists(20, seed=9))
 
@@ -227,19 +204,19 @@ def follow(keeper: RunWriter, batches: Any, options: dict[str, Any]) -> None:
                 state.runtime,
                 max_rows=8,
                 objective=state.objective,
-                on_batch=keeper.stop.interrupt if state.runtime.world == 1 else None,
+                on_batch=writer.stop.interrupt if state.runtime.world == 1 else None,
             )
         return {"validation": ({"loss": result.loss}, 20)}
 
-    state = keeper.state
+    state = writer.state
     if options["watch_bytes"]:
-        watch_bytes(keeper.run)
-    keeper.begin(RunStarted("run", 0, keeper.plan.num_steps, 1, 1, options["rows"]))
-    for event in train_events(state, batches, keeper.plan, evaluate=evaluate, wants_read_back=keeper.wants_read_back):
-        keeper.on(event)
-    keeper.stop.raise_at_once()
+        watch_bytes(writer.run)
+    writer.begin(RunStarted("run", 0, writer.plan.num_steps, 1, 1, options["rows"]))
+    for event in train_events(state, batches, writer.plan, evaluate=evaluate, wants_read_back=writer.wants_read_back):
+        writer.on(event)
+    writer.stop.raise_immediately()
     tensors = digest(state)
-    with keeper.best_weights() as best:
+    with writer.best_weights() as best:
         if state.speedups is not None:
             state.speedups.close()
         if best is not None:
@@ -247,10 +224,10 @@ def follow(keeper: RunWriter, batches: Any, options: dict[str, Any]) -> None:
     if state.runtime.is_main:
         weights = contiguous(state.model.state_dict())
         require_finite(weights, state.step)
-        export_model(keeper.run.model, weights, keeper.describe, "card", {})
-        keeper.end("completed")
+        export_model(writer.run.model, weights, writer.describe, "card", {})
+        writer.end("completed")
         outcome = json.dumps({"step": state.step, "tensors": tensors})
-        write_file(Path(f"{keeper.run.path}.outcome"), outcome.encode())
+        write_file(Path(f"{writer.run.path}.outcome"), outcome.encode())
     state.runtime.barrier()
 
 
@@ -293,25 +270,25 @@ class Counter:
         return self.act() if self.count == self.n else None
 
 
-def signal_at(keeper: RunWriter, batches: Any, point: str, n: str, name: str, times: str = "1") -> Any:
+def signal_at(writer: RunWriter, batches: Any, point: str, n: str, name: str, times: str = "1") -> Any:
     """Sends this process a signal at the n-th passage of a point of the step."""
 
     def send() -> None:
         for _ in range(int(times)):
             os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
-    return at_point(keeper, batches, point, Counter(int(n), send))
+    return at_point(writer, batches, point, Counter(int(n), send))
 
 
-def at_point(keeper: RunWriter, batches: Any, point: str, act: Any) -> Any:
+def at_point(writer: RunWriter, batches: Any, point: str, act: Any) -> Any:
     """Puts a call at forward, backward, optimizer, evaluate or data."""
-    model = keeper.state.model
+    model = writer.state.model
     if point in ("forward", "evaluate"):
         model.register_forward_pre_hook(lambda m, _: act() if m.training == (point == "forward") else None)
     elif point == "backward":
         model.classifier.register_full_backward_hook(lambda *_: act())
     elif point == "optimizer":
-        keeper.state.optimizer.register_step_pre_hook(lambda *_: act())
+        writer.state.optimizer.register_step_pre_hook(lambda *_: act())
     else:
         return Watched(batches, act)
     return None
@@ -330,33 +307,33 @@ class Watched:
             yield window
 
 
-def nan_gradient(keeper: RunWriter, batches: Any, step: str) -> None:
+def nan_gradient(writer: RunWriter, batches: Any, step: str) -> None:
     """The gradient of one weight is NaN from a step on (the search for the culprit must see it again)."""
-    weight = keeper.state.model.bert.encoder.layer[1].output.dense.weight
+    weight = writer.state.model.bert.encoder.layer[1].output.dense.weight
     weight.register_hook(
-        lambda grad: torch.full_like(grad, float("nan")) if keeper.state.step + 1 >= int(step) else grad
+        lambda grad: torch.full_like(grad, float("nan")) if writer.state.step + 1 >= int(step) else grad
     )
 
 
-def nan_output(keeper: RunWriter, batches: Any, step: str) -> None:
+def nan_output(writer: RunWriter, batches: Any, step: str) -> None:
     """A layer gives Inf from a step on."""
-    keeper.state.model.bert.pooler.activation.register_forward_hook(
-        lambda m, i, out: out * float("inf") if keeper.state.step + 1 >= int(step) and m.training else out
+    writer.state.model.bert.pooler.activation.register_forward_hook(
+        lambda m, i, out: out * float("inf") if writer.state.step + 1 >= int(step) and m.training else out
     )
 
 
-def nan_weight(keeper: RunWriter, batches: Any, step: str) -> None:
+def nan_weight(writer: RunWriter, batches: Any, step: str) -> None:
     """A weight becomes Inf by the update of a step (its gradient was finite)."""
 
     def spoil(*_: Any) -> None:
-        if keeper.state.step + 1 == int(step):
+        if writer.state.step + 1 == int(step):
             with torch.no_grad():
-                keeper.state.model.classifier.weight[0, 0] = float("inf")
+                writer.state.model.classifier.weight[0, 0] = float("inf")
 
-    keeper.state.optimizer.register_step_post_hook(spoil)
+    writer.state.optimizer.register_step_post_hook(spoil)
 
 
-def out_of_memory(keeper: RunWriter, batches: Any, where: str, most_rows: str) -> None:
+def out_of_memory(writer: RunWriter, batches: Any, where: str, most_rows: str) -> None:
     """Batches of more than so many rows do not fit, in the forward or backward pass of training or in evaluation."""
     seen = {"rows": 0}
 
@@ -369,16 +346,16 @@ def out_of_memory(keeper: RunWriter, batches: Any, where: str, most_rows: str) -
         if where == "backward" and seen["rows"] > int(most_rows):
             raise torch.OutOfMemoryError("no memory, as the test asked")
 
-    keeper.state.model.register_forward_pre_hook(look, with_kwargs=True)
-    keeper.state.model.classifier.register_full_backward_hook(backward)
+    writer.state.model.register_forward_pre_hook(look, with_kwargs=True)
+    writer.state.model.classifier.register_full_backward_hook(backward)
 
 
-def sleepy_save(keeper: RunWriter, batches: Any, milliseconds: str) -> None:
+def sleepy_save(writer: RunWriter, batches: Any, milliseconds: str) -> None:
     """Random sleeps around each barrier, other ones on every rank."""
     import random
 
     rng = random.Random(os.getpid())
-    runtime = keeper.state.runtime
+    runtime = writer.state.runtime
     inner = type(runtime).barrier
 
     def barrier(self: Any) -> None:
@@ -389,41 +366,41 @@ def sleepy_save(keeper: RunWriter, batches: Any, milliseconds: str) -> None:
     type(runtime).barrier = barrier
 
 
-def raise_on_rank(keeper: RunWriter, batches: Any, rank: str, step: str) -> Any:
+def raise_on_rank(writer: RunWriter, batches: Any, rank: str, step: str) -> Any:
     """One rank has an error of its own."""
 
     def act() -> None:
-        if keeper.state.runtime.rank == int(rank) and keeper.state.step + 1 == int(step):
+        if writer.state.runtime.rank == int(rank) and writer.state.step + 1 == int(step):
             raise RuntimeError("an error on one rank, as the test asked")
 
-    return at_point(keeper, batches, "data", act)
+    return at_point(writer, batches, "data", act)
 
 
-def signal_rank(keeper: RunWriter, batches: Any, rank: str, step: str, name: str) -> Any:
+def signal_rank(writer: RunWriter, batches: Any, rank: str, step: str, name: str) -> Any:
     """One rank gets a signal before a step."""
 
     def act() -> None:
-        if keeper.state.runtime.rank == int(rank) and keeper.state.step + 1 == int(step):
+        if writer.state.runtime.rank == int(rank) and writer.state.step + 1 == int(step):
             os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
-    return at_point(keeper, batches, "data", act)
+    return at_point(writer, batches, "data", act)
 
 
-def slow(keeper: RunWriter, batches: Any, milliseconds: str) -> Any:
+def slow(writer: RunWriter, batches: Any, milliseconds: str) -> Any:
     """Every step takes this much longer."""
-    return at_point(keeper, batches, "data", lambda: time.sleep(int(milliseconds) / 1000))
+    return at_point(writer, batches, "data", lambda: time.sleep(int(milliseconds) / 1000))
 
 
-def alarm_in_save(keeper: RunWriter, batches: Any, n: str, seconds: str) -> None:
+def alarm_in_save(writer: RunWriter, batches: Any, n: str, seconds: str) -> None:
     """The process ends so many seconds into its n-th save."""
-    inner = keeper.save
+    inner = writer.save
     start = Counter(int(n), lambda: signal.setitimer(signal.ITIMER_REAL, float(seconds)))
 
     def save(step: int, *, wait: bool = True) -> None:
         start()
         inner(step, wait=wait)
 
-    keeper.save = save  # type: ignore[method-assign]
+    writer.save = save  # type: ignore[method-assign]
 
 
 FAULTS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +17,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sampling import crossed
 from tiny_model import GOOD, save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.events import Event, Saved
-from tunesmith.pipeline.train import finetune
-from tunesmith.pipeline.watch import Watch
+from tunesmith.pipeline.train import RunObserver, finetune
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import MANIFEST
 
 Change = Callable[[Path, dict[str, Any]], None]
+SPLITS = ("train", "validation", "test")
 OPTIONS: dict[str, Any] = {
     "use_cpu": True,
     "num_train_epochs": 2,
@@ -53,7 +55,7 @@ def train_until(step: int, **options: Any) -> bytes:
             raise Stopped
 
     with pytest.raises(Stopped):
-        finetune(watch=Watch(listeners=[stop]), **options)
+        finetune(observer=RunObserver(listeners=[stop]), **options)
     return (RunDir(options["output_dir"]).checkpoint(step) / "model.safetensors").read_bytes()
 
 
@@ -62,7 +64,7 @@ def files_of(world: Path) -> dict[str, Any]:
         "model_name_or_path": world / "base",
         "output_dir": world / "run",
         "cache_dir": world / "cache",
-        **{f"{split}_file": world / f"{split}.csv" for split in ("train", "validation", "test")},
+        **{f"{split}_file": world / f"{split}.csv" for split in SPLITS},
     }
 
 
@@ -181,122 +183,93 @@ def other_head(world: Path, options: dict[str, Any]) -> None:
     save_tiny_bert(world / "base", labels=("good", "bad"))
 
 
+def all_files(old: str, new: str) -> Change:
+    """Replaces text in all three files."""
+    return lambda world, options: [edit(f"{s}.csv", old, new)(world, options) for s in SPLITS] and None
+
+
+def swap_rows(rows: list[str]) -> list[str]:
+    return [rows[1], rows[0], *rows[2:]]
+
+
+def add_token(data: dict[str, Any]) -> None:
+    data["added_tokens"].append({**data["added_tokens"][0], "id": 6, "content": "fine", "special": False})
+
+
+TRAIN, TOKENIZER = "the training data changed", "the tokenizer changed"
+CONFIG, WEIGHTS = "the config of the base model changed", "the weights of the base model changed"
+SETTINGS: dict[str, Any] = {
+    "max_train_samples": 40, "max_seq_length": 8, "seed": 43, "data_seed": 1, "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2, "num_train_epochs": 3, "learning_rate": 2e-3, "warmup_steps": 2,
+    "lr_scheduler_kwargs": {"power": 3.0}, "optim": "adamw_torch", "weight_decay": 0.01, "adam_beta2": 0.99,
+    "adam_epsilon": 1e-6, "max_grad_norm": 0.5, "label_smoothing_factor": 0.1, "adversarial": 0.02,
+    "class_weights": (2.0, 1.0), "bf16": True, "train_sampling_strategy": "random",
+    "freeze": ("embeddings",), "layerwise_lr_decay": 0.8,
+    "metric_for_best_model": "loss", "early_stopping_patience": 1, "label_names": ("good", "bad"),
+}  # fmt: skip
+TOKENIZER_SETTINGS: dict[str, Any] = {
+    "do_lower_case": False, "truncation_side": "left", "padding_side": "left", "pad_token": "[MASK]",
+    "model_max_length": 9, "model_input_names": ["input_ids", "attention_mask"],
+}  # fmt: skip
+
+
+def setting(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data.update({name: value})
+
+
+def shown(value: Any) -> str:
+    return re.escape(repr(value)) if isinstance(value, (int, float, str)) else ""
+
+
 RESUMED: dict[str, tuple[Change, str]] = {
-    "one word of a row": (rows_of("train", reword), "the training data changed"),
-    "one label flipped": (rows_of("train", relabel), "the training data changed"),
-    "two rows swapped": (rows_of("train", lambda rows: [rows[1], rows[0], *rows[2:]]), "the training data changed"),
-    "same size and mtime": (
-        rows_of("train", lambda rows: [rows[1], rows[0], *rows[2:]], keep_times=True),
-        "the training data changed",
-    ),
-    "a row dropped": (rows_of("train", lambda rows: rows[:-1]), "the training data changed"),
-    "a row added": (rows_of("train", lambda rows: [*rows, "a fine day,good,99"]), "the training data changed"),
-    "a row twice": (rows_of("train", lambda rows: [*rows, rows[0]]), "the training data changed"),
+    "one word of a row": (rows_of("train", reword), TRAIN),
+    "one label flipped": (rows_of("train", relabel), TRAIN),
+    "two rows swapped": (rows_of("train", swap_rows), TRAIN),
+    "same size and mtime": (rows_of("train", swap_rows, keep_times=True), TRAIN),
+    "four rows dropped": (rows_of("train", lambda rows: rows[:-4]), TRAIN),
+    "a row added": (rows_of("train", lambda rows: [*rows, "a fine day,good,99"]), TRAIN),
+    "a row twice": (rows_of("train", lambda rows: [*rows, rows[0]]), TRAIN),
     "text column renamed": (edit("train.csv", "text,", "sentence,"), "text|sentence"),
-    "label column renamed": (
-        lambda w, o: [edit(f"{s}.csv", "label", "class")(w, o) for s in ("train", "validation", "test")] and None,
-        "columns was",
-    ),
-    "link to other rows": (link_elsewhere, "the training data changed"),
+    "label column renamed": (all_files("label", "class"), "columns was"),
+    "link to other rows": (link_elsewhere, TRAIN),
     "validation row": (rows_of("validation", reword), "the validation data changed"),
     "validation label": (rows_of("validation", relabel), "the validation data changed"),
     "test row": (rows_of("test", reword), "the test data changed"),
     "test file gone": (lambda w, o: o.pop("test_file") and None, "the test data changed"),
-    "fewer training rows": (option(max_train_samples=40), "max_train_samples was None and is 40"),
-    "label names turned": (option(label_names=("good", "bad")), "label_names was"),
-    "tokenizer.json: ids swapped": (edit_json("base/tokenizer.json", swap_ids), "the tokenizer changed"),
-    "tokenizer_config: no lower case": (
-        edit_json("base/tokenizer_config.json", lambda d: d.update(do_lower_case=False)),
-        "the tokenizer changed",
-    ),
+    "tokenizer.json: ids swapped": (edit_json("base/tokenizer.json", swap_ids), TOKENIZER),
     "tokenizer.json: no lower case": (
         edit_json("base/tokenizer.json", lambda d: d["normalizer"].update(lowercase=False)),
         "tokenizer.json changed",
     ),
-    "tokenizer.json: a token added": (
-        edit_json(
-            "base/tokenizer.json",
-            lambda d: d["added_tokens"].append({**d["added_tokens"][0], "id": 6, "content": "fine", "special": False}),
-        ),
-        "the tokenizer changed",
-    ),
-    "tokenizer_config: truncation side": (
-        edit_json("base/tokenizer_config.json", lambda d: d.update(truncation_side="left")),
-        "the tokenizer changed",
-    ),
-    "tokenizer_config: padding side": (
-        edit_json("base/tokenizer_config.json", lambda d: d.update(padding_side="left")),
-        "the tokenizer changed",
-    ),
-    "tokenizer_config: another padding token": (
-        edit_json("base/tokenizer_config.json", lambda d: d.update(pad_token="[MASK]")),
-        "the tokenizer changed",
-    ),
-    "tokenizer_config: shorter rows": (
-        edit_json("base/tokenizer_config.json", lambda d: d.update(model_max_length=9)),
-        "the tokenizer changed",
-    ),
-    "tokenizer_config: no token types": (
-        edit_json("base/tokenizer_config.json", lambda d: d.update(model_input_names=["input_ids", "attention_mask"])),
-        "the tokenizer changed",
-    ),
-    "--tokenizer_name": (other_tokenizer, "the tokenizer changed"),
-    "config.json: dropout": (
-        edit_json("base/config.json", lambda d: d.update(hidden_dropout_prob=0.2)),
-        "the config of the base model changed",
-    ),
-    "config.json: activation": (
-        edit_json("base/config.json", lambda d: d.update(hidden_act="relu")),
-        "the config of the base model changed",
-    ),
-    "base weights: one bit": (flip_bit("base/model.safetensors"), "the weights of the base model changed"),
-    "base model: another seed": (
-        lambda w, o: save_tiny_bert(w / "base", seed=3) and None,
-        "the weights of the base model changed",
-    ),
+    "tokenizer.json: a token added": (edit_json("base/tokenizer.json", add_token), TOKENIZER),
+    **{
+        f"tokenizer_config: {name}": (edit_json("base/tokenizer_config.json", setting(name, value)), TOKENIZER)
+        for name, value in TOKENIZER_SETTINGS.items()
+    },
+    "--tokenizer_name": (other_tokenizer, TOKENIZER),
+    "config.json: dropout": (edit_json("base/config.json", setting("hidden_dropout_prob", 0.2)), CONFIG),
+    "config.json: activation": (edit_json("base/config.json", setting("hidden_act", "relu")), CONFIG),
+    "base weights: one bit": (flip_bit("base/model.safetensors"), WEIGHTS),
+    "base model: another seed": (lambda w, o: save_tiny_bert(w / "base", seed=3) and None, WEIGHTS),
     "base model: label order": (other_head, "the labels were|label"),
-    "max_seq_length": (option(max_seq_length=8), "max_seq_length was None and is 8"),
-    "seed": (option(seed=43), "seed was 42 and is 43"),
-    "data_seed": (option(data_seed=1), "data_seed was"),
-    "batch size": (option(per_device_train_batch_size=4), "per_device_train_batch_size was 8 and is 4"),
-    "accumulation": (option(gradient_accumulation_steps=2), "gradient_accumulation_steps was"),
-    "epochs": (option(num_train_epochs=3), "num_train_epochs was"),
-    "learning rate": (option(learning_rate=2e-3), "learning_rate was"),
     "schedule": (option(lr_scheduler_type="linear", lr_scheduler_kwargs={}), "lr_scheduler_type was"),
-    "schedule's numbers": (option(lr_scheduler_kwargs={"power": 3.0}), "lr_scheduler_kwargs was"),
-    "warmup": (option(warmup_steps=2), "warmup_steps was"),
-    "optimizer": (option(optim="adamw_torch"), "optim was"),
-    "weight decay": (option(weight_decay=0.01), "weight_decay was"),
-    "beta": (option(adam_beta2=0.99), "adam_beta2 was"),
-    "epsilon": (option(adam_epsilon=1e-6), "adam_epsilon was"),
-    "clipping": (option(max_grad_norm=0.5), "max_grad_norm was"),
-    "smoothing": (option(label_smoothing_factor=0.1), "label_smoothing_factor was"),
-    "adversarial steps": (option(adversarial=0.02), "adversarial was"),
-    "class weights": (option(class_weights=(2.0, 1.0)), "class_weights was"),
-    "precision": (option(bf16=True), "bf16 was"),
-    "token budget": (option(token_budget=64), "token_budget was"),
-    "order of rows": (option(train_sampling_strategy="random"), "train_sampling_strategy was"),
-    "last batch dropped": (option(dataloader_drop_last=True), "dataloader_drop_last was"),
-    "frozen layers": (option(freeze=("embeddings",)), "freeze was"),
-    "layerwise rate": (option(layerwise_lr_decay=0.8), "layerwise_lr_decay was"),
-    "best metric": (option(metric_for_best_model="loss"), "metric_for_best_model was"),
-    "patience": (option(early_stopping_patience=1), "early_stopping_patience was"),
+    **{name: (option(**{name: value}), f"{name} was .* and is {shown(value)}") for name, value in SETTINGS.items()},
 }
 
 
 @pytest.mark.parametrize("kind", RESUMED)
-def test_row_14_a_change_before_a_resume_is_refused_and_named(kind: str, world: Path) -> None:
+def test_change_before_a_resume_is_refused_and_named(kind: str, world: Path) -> None:
     options = {**files_of(world), **OPTIONS}
     change, says = RESUMED[kind]
     change(world, options)
     before = (world / "run" / "journal.jsonl").read_bytes()
     with pytest.raises(TunesmithError, match=says) as caught:
         finetune(**options)
-    assert isinstance(caught.value, CheckpointError) or kind in ("text column renamed", "base model: label order")
+    assert caught.value.exit_code == 5 or kind in ("text column renamed", "base model: label order")
     assert (world / "run" / "journal.jsonl").read_bytes() == before
 
 
-def test_row_14_what_changes_nothing_is_not_refused(world: Path, stopped: Path, tmp_path: Path) -> None:
+def test_harmless_change_is_accepted(world: Path, stopped: Path, tmp_path: Path) -> None:
     shutil.copytree(world / "base", world / "same")
     for file in (world / "base" / "README.md", world / "base" / "generation_config.json", world / "base" / "notes.txt"):
         file.write_text('{"max_length": 5}')
@@ -309,7 +282,7 @@ def test_row_14_what_changes_nothing_is_not_refused(world: Path, stopped: Path, 
     assert train_until(8, **options, logging_steps=3, save_total_limit=2) == whole
 
 
-def test_row_14_a_change_that_is_allowed_is_recorded(world: Path) -> None:
+def test_allowed_change_is_recorded(world: Path) -> None:
     edit_json("base/tokenizer.json", swap_ids)(world, {})
     train_until(8, **files_of(world), **OPTIONS, allow_changed_data=True)
     assert "resumes although the tokenizer changed" in (world / "run" / "journal.jsonl").read_text()
@@ -362,9 +335,8 @@ def run(finished: Path, tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-@pytest.mark.parametrize("kind", LOADED)
-@pytest.mark.parametrize("part", ["model", "best"])
-def test_row_14_a_model_that_was_changed_is_not_used(
+@pytest.mark.parametrize(("kind", "part"), crossed(LOADED, ["model", "best"]))
+def test_changed_model_is_not_used(
     kind: str, part: str, run: RunDir, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tunesmith.inference.predictor import Predictor
@@ -384,7 +356,7 @@ def test_row_14_a_model_that_was_changed_is_not_used(
         assert isinstance(caught.value, CheckpointError)
 
 
-def test_row_14_a_checkpoint_and_a_base_model_are_verified_too(run: RunDir, finished: Path, stopped: Path) -> None:
+def test_changed_checkpoint_is_not_used(run: RunDir, finished: Path, stopped: Path) -> None:
     checkpoint = run.checkpoints()[-1]
     flip_bit(f"{checkpoint.name}/model.safetensors")(run.path, {})
     assert main(["predict", str(checkpoint), "--text", "good film", "--use_cpu"]) == 5
@@ -394,7 +366,7 @@ def test_row_14_a_checkpoint_and_a_base_model_are_verified_too(run: RunDir, fini
     assert not (run.path / "next").exists()
 
 
-def test_row_14_a_folder_of_another_program_is_used_with_a_note(
+def test_model_without_manifest_is_used_with_a_note(
     tmp_path: Path, run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_tiny_bert(tmp_path / "plain", labels=("bad", "good"))
@@ -406,10 +378,10 @@ def test_row_14_a_folder_of_another_program_is_used_with_a_note(
     assert "note" not in capsys.readouterr().err
 
 
-def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: RunDir) -> None:
+def test_model_changed_while_served_is_not_used(run: RunDir) -> None:
     from starlette.exceptions import HTTPException
 
-    from tunesmith.inference.batcher import LoadedModels
+    from tunesmith.inference.service import LoadedModels
 
     models = LoadedModels()
     model = models.get(run)
@@ -427,7 +399,7 @@ def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: Run
         models.get(run)
 
 
-def test_row_14_files_swapped_while_they_are_loaded_are_noticed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_swapped_during_loading_are_noticed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     from tunesmith.inference import torch_network
     from tunesmith.inference.predictor import Predictor
 
@@ -443,9 +415,7 @@ def test_row_14_files_swapped_while_they_are_loaded_are_noticed(run: RunDir, mon
 
 
 @pytest.mark.parametrize("what", ["tables", "tokens"])
-def test_row_14_a_damaged_cache_is_made_again_and_the_run_is_the_same(
-    what: str, stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_cache_is_rebuilt(what: str, stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {**files_of(stopped), **OPTIONS, "cache_dir": tmp_path / "cache"}
     whole = train_until(4, **{**options, "output_dir": tmp_path / "whole"})
     stored = {

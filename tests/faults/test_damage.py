@@ -1,4 +1,4 @@
-"""Rows 8, 9, 12, 14: damaged files, missing pieces, two processes, a run that was started with something else."""
+"""Rows 8, 9 and 12: damaged files, missing state, a lock that outlives its run, and `tunesmith doctor`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from typing import Any
 
 import pytest
 
-from faults.trials import clean, fingerprint
+from faults.trials import NOBODY, clean, engine, fingerprint, rewrite_manifest
 from patience import patient
 from sampling import crossed
+from tunesmith.cli.main import main
 from tunesmith.errors import ResourceError
 from tunesmith.events import Note, Resumed
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
-from tunesmith.runs.lock import RunLock, read_holder
-from tunesmith.runs.manifest import _own_hash
+from tunesmith.runs.lock import RunLock
 
-NOBODY = 65534
 PIECES = ["model.safetensors", "optimizer.safetensors", "generators.safetensors", "state.json", "config.json"]
 
 
@@ -64,7 +63,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 def stopped(bench: Any) -> Iterator[Path]:
     """A run killed after step 12, with the checkpoints of steps 8, 10 and 12."""
     folder = bench.root / "stopped"
-    ended = bench.server.engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:12"}, options={"keep": 3})
+    ended = engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:12"}, options={"keep": 3})
     assert ended.code == -9
     assert [p.name for p in RunDir(folder).checkpoints()] == ["checkpoint-8", "checkpoint-10", "checkpoint-12"]
     yield folder
@@ -78,9 +77,7 @@ def copy(stopped: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("piece", "damage"), crossed([*PIECES, "MANIFEST.json"], DAMAGES))
-def test_row_08_a_damaged_newest_checkpoint_is_named_and_passed_over(
-    bench: Any, stopped: Path, piece: str, damage: str
-) -> None:
+def test_damaged_checkpoint_is_named_and_skipped(bench: Any, stopped: Path, piece: str, damage: str) -> None:
     own = bench.root / f"damaged-{damage}-{piece}"
     own.mkdir()
     run = RunDir(own / "run")
@@ -94,7 +91,7 @@ def test_row_08_a_damaged_newest_checkpoint_is_named_and_passed_over(
             for path in [own, *own.rglob("*")]:
                 os.chown(path, NOBODY, NOBODY)
         DAMAGES[damage](run.checkpoint(12) / piece)
-        ended = bench.server.engine(run.path, options={"keep": 3}, **job)
+        ended = engine(run.path, options={"keep": 3}, **job)
         assert ended.code == 0, ended.log
         resumed = [e for e in read_journal(run.journal_file) if isinstance(e, Resumed)]
         assert [(e.step, e.checkpoint) for e in resumed] == [(10, "checkpoint-10")]
@@ -104,8 +101,8 @@ def test_row_08_a_damaged_newest_checkpoint_is_named_and_passed_over(
         shutil.rmtree(own)
 
 
-def test_row_08_damage_that_reaches_best_through_a_hard_link_is_mended(bench: Any, folder: Path) -> None:
-    bench.server.engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:12"}, options={"keep": 3})
+def test_damage_in_best_through_a_hard_link_is_repaired(bench: Any, folder: Path) -> None:
+    engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:12"}, options={"keep": 3})
     run = RunDir(folder)
     weights = run.checkpoint(12) / "model.safetensors"
     assert weights.stat().st_ino == (run.best / "model.safetensors").stat().st_ino, "best is not a hard link"
@@ -113,93 +110,78 @@ def test_row_08_damage_that_reaches_best_through_a_hard_link_is_mended(bench: An
     bench.same_as_whole(folder, keep=3)
 
 
-def test_row_08_a_damaged_checkpoint_never_stands_in_for_an_intact_one(bench: Any, copy: Path) -> None:
+def test_rotation_does_not_count_damaged_checkpoints(bench: Any, copy: Path) -> None:
     """Rotation keeps one: after a resume from 10 past a damaged 12, the save of step 11 must not be deleted for it."""
     flip(RunDir(copy).checkpoint(12) / "model.safetensors")
-    ended = bench.server.engine(copy, fault="signal:forward:1:TERM")
+    ended = engine(copy, fault="signal:forward:1:TERM")
     assert ended.code == 143, ended.log
     assert [p.name for p in RunDir(copy).checkpoints()] == ["checkpoint-11", "checkpoint-12"]
     bench.same_as_whole(copy)
 
 
-def test_row_08_when_all_are_damaged_the_run_is_refused(bench: Any, copy: Path) -> None:
+def test_run_without_intact_checkpoint_is_refused(bench: Any, copy: Path) -> None:
     for folder in RunDir(copy).checkpoints():
         flip(folder / "optimizer.safetensors")
     before = sorted(p.name for p in copy.rglob("*"))
-    ended = bench.server.engine(copy)
+    ended = engine(copy)
     assert ended.code == 5
     assert "no intact checkpoint is left" in ended.last_line
     assert all(f"checkpoint-{step}/optimizer.safetensors" in ended.last_line for step in (8, 10, 12))
     assert sorted(p.name for p in copy.rglob("*")) == before
 
 
-def test_row_08_a_lost_best_is_made_again_from_its_checkpoint(bench: Any, folder: Path) -> None:
-    bench.server.engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:6"}, options={"keep": 9})
+def test_lost_best_is_restored_from_its_checkpoint(bench: Any, folder: Path) -> None:
+    engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:6"}, options={"keep": 9})
     run = RunDir(folder)
     assert json.loads((run.checkpoint(6) / "state.json").read_text())["progress"]["step"] == 4
     shutil.rmtree(run.best)
     bench.same_as_whole(folder)
 
 
-def test_row_08_a_lost_best_without_another_copy_is_refused(bench: Any, copy: Path) -> None:
+def test_lost_best_without_a_copy_is_refused(bench: Any, copy: Path) -> None:
     run = RunDir(copy)
     for step in (8, 12):
         shutil.rmtree(run.checkpoint(step))
     shutil.rmtree(run.best)
-    ended = bench.server.engine(copy)
+    ended = engine(copy)
     assert ended.code == 5, ended.log
     assert "there is no other copy" in ended.last_line
 
 
-def test_row_08_a_damaged_journal_is_named_by_line(bench: Any, copy: Path) -> None:
+def test_damaged_event_log_is_named_by_line(bench: Any, copy: Path) -> None:
     journal = RunDir(copy).journal_file
     lines = journal.read_bytes().splitlines(keepends=True)
     lines[3] = b'{"event": "StepDone", "step": x, "epoch":\n'
     journal.write_bytes(b"".join(lines))
-    ended = bench.server.engine(copy)
+    ended = engine(copy)
     assert ended.code == 5
     assert "journal.jsonl:4" in ended.last_line
 
 
-def rewrite_manifest(folder: Path) -> None:
-    """Makes the manifest agree with what is there, as somebody who hides a loss would."""
-    import hashlib
-
-    file = folder / "MANIFEST.json"
-    manifest = json.loads(file.read_text())
-    manifest["files"] = {
-        p.name: {"size": p.stat().st_size, "sha256": hashlib.sha256(p.read_bytes()).hexdigest()}
-        for p in folder.iterdir()
-        if p.name != "MANIFEST.json"
-    }
-    manifest["self"] = _own_hash(manifest)
-    file.write_text(json.dumps(manifest))
-
-
 @pytest.mark.parametrize("piece", PIECES[:4])
-def test_row_09_a_missing_piece_is_refused_even_when_the_manifest_agrees(bench: Any, copy: Path, piece: str) -> None:
+def test_missing_state_file_is_refused(bench: Any, copy: Path, piece: str) -> None:
     folder = RunDir(copy).checkpoint(12)
     (folder / piece).unlink()
     rewrite_manifest(folder)
-    ended = bench.server.engine(copy)
+    ended = engine(copy)
     assert ended.code == 5, ended.log
     assert piece in ended.last_line
     assert f"--model_name_or_path {folder}" in ended.last_line
 
 
 @pytest.mark.parametrize("key", ["progress", "optimizer", "generators", "rows_limit", "extra", "step"])
-def test_row_09_a_missing_part_of_the_state_is_refused(bench: Any, copy: Path, key: str) -> None:
+def test_missing_state_key_is_refused(bench: Any, copy: Path, key: str) -> None:
     file = RunDir(copy).checkpoint(12) / "state.json"
     state = json.loads(file.read_text())
     del state[key]
     file.write_text(json.dumps(state))
     rewrite_manifest(file.parent)
-    ended = bench.server.engine(copy)
+    ended = engine(copy)
     assert ended.code == 5, ended.log
     assert key in ended.last_line
 
 
-def test_row_09_a_missing_moment_of_the_optimizer_is_refused(bench: Any, copy: Path) -> None:
+def test_missing_optimizer_tensor_is_refused(bench: Any, copy: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     file = RunDir(copy).checkpoint(12) / "optimizer.safetensors"
@@ -207,23 +189,19 @@ def test_row_09_a_missing_moment_of_the_optimizer_is_refused(bench: Any, copy: P
     del tensors["exp_avg:classifier.weight"]
     save_file(tensors, file)
     rewrite_manifest(file.parent)
-    ended = bench.server.engine(copy)
+    ended = engine(copy)
     assert ended.code == 5, ended.log
     assert "exp_avg:classifier.weight" in ended.last_line
 
 
-def test_row_12_a_second_process_is_refused_by_name_at_once(bench: Any, folder: Path) -> None:
-    with RunLock(RunDir(folder).lock_file):
-        assert f"process {os.getpid()} on " in (read_holder(RunDir(folder).lock_file) or "")
-        ended = bench.server.engine(folder)
-    assert ended.code == 4
-    assert f"is in use by process {os.getpid()} on {os.uname().nodename}" in ended.last_line
-    assert ended.seconds[0] < patient(1)
-    assert read_holder(RunDir(folder).lock_file) is None
-    bench.same_as_whole(folder)
+def test_different_library_version_is_a_warning(bench: Any, copy: Path) -> None:
+    ended = engine(copy, options={"versions": {"torch": "1.0"}})
+    assert ended.code == 0, ended.log
+    notes = [e.text for e in read_journal(RunDir(copy).journal_file) if isinstance(e, Note)]
+    assert any("torch was None and is 1.0" in note for note in notes)
 
 
-def test_row_12_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path: Path) -> None:
+def test_orphaned_worker_does_not_hold_the_lock(tmp_path: Path) -> None:
     script = (
         "import os, sys, time, pathlib\n"
         "from tunesmith.runs.lock import RunLock\n"
@@ -250,36 +228,108 @@ def test_row_12_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path: 
         holder.stdout.close()
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"data": "other rows"}, "the training data changed"),
-        ({"labels": ["b", "a"]}, "the labels were"),
-        ({"accumulation": 2}, "accumulation was 1 and is 2"),
-        ({"rows": 44}, "rows was 48 and is 44"),
-    ],
-)
-def test_row_14_something_else_than_before_is_refused_and_named(
-    bench: Any, copy: Path, changed: dict[str, Any], says: str
+def test_new_run_starts_from_weights_without_optimizer(lab: Any, run_folder: Path) -> None:
+    assert lab.train(run_folder, env={"TUNESMITH_FAULT": "step.end:kill:6"}).code == -9
+    folder = RunDir(run_folder).checkpoint(6)
+    (folder / "optimizer.safetensors").unlink()
+    rewrite_manifest(folder)
+    ended = lab.train(run_folder)
+    assert ended.code == 5
+    assert f"--model_name_or_path {folder}" in ended.last_line
+    new = lab.root / "from-weights"
+    ended = lab.train(new, "--model_name_or_path", str(folder))
+    assert ended.code == 0, ended.log[-1500:]
+    losses = [e["loss"] for e in fingerprint(new, outcome=False)["journal"] if e["event"] == "StepDone"]
+    fresh = [e["loss"] for e in lab.whole["journal"] if e["event"] == "StepDone"]
+    assert len(losses) == 24
+    assert losses[0] != fresh[0], "the new run must start from the weights of the old one"
+
+
+def test_resume_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", str(tmp_path / "nothing")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path)]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "journal.jsonl").write_text("")
+    (run / "run.yaml").write_text("learning_rate: 0.001\n")
+    assert main(["resume", str(run)]) == 2
+    assert "the data was passed in Python" in capsys.readouterr().err
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = main(["doctor", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_doctor_finds_a_finished_run_sound(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = doctor(capsys, str(lab.root / "whole"))
+    assert code == 0
+    assert {p["health"] for p in found["parts"]} == {"sound"}
+    assert found["parts"][-1]["text"] == "finished after step 24 (completed)"
+    assert main(["doctor", str(lab.root / "whole")]) == 0
+    assert "ok      model" in capsys.readouterr().out
+
+
+def test_doctor_removes_only_useless_parts(lab: Any, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fault = {"TUNESMITH_FAULT": "save.filled:kill:6"}
+    assert lab.train(run_folder, "--save_total_limit", "3", env=fault).code == -9
+    folders = RunDir(run_folder).checkpoints()
+    file = folders[-1] / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with RunDir(run_folder).journal_file.open("ab") as journal:
+        journal.write(b'{"event": "Step')
+    (run_folder / "notes.txt").write_text("mine")
+    code, found = doctor(capsys, str(run_folder))
+    by_name = {p["name"]: p for p in found["parts"] if p["health"] == "useless"}
+    assert code == 0
+    assert folders[-1].name in by_name
+    assert "optimizer.safetensors" in by_name[folders[-1].name]["text"]
+    assert any(name.startswith(".tmp-checkpoint-") for name in by_name)
+    kept = [f.name for f in folders[:-1]]
+    code, found = doctor(capsys, str(run_folder), "--repair")
+    assert code == 0
+    assert folders[-1].name in found["removed"]
+    assert [f.name for f in RunDir(run_folder).checkpoints()] == kept
+    assert (run_folder / "notes.txt").read_text() == "mine"
+    assert {p["health"] for p in found["parts"]} == {"sound"}
+    assert doctor(capsys, str(run_folder), "--repair")[1]["removed"] == []
+    assert lab.train(run_folder, "--save_total_limit", "3").code == 0
+    (run_folder / "notes.txt").unlink()
+    lab.same(run_folder)
+
+
+def test_doctor_keeps_the_last_copies(lab: Any, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab.train(run_folder, "--save_total_limit", "2", env={"TUNESMITH_FAULT": "step.end:kill:6"}).code == -9
+    for folder in RunDir(run_folder).checkpoints():
+        (folder / "state.json").write_text("{}")
+    before = sorted(p.name for p in run_folder.iterdir())
+    code, found = doctor(capsys, str(run_folder), "--repair")
+    assert code == 5
+    assert found["removed"] == []
+    assert sorted(p.name for p in run_folder.iterdir()) == before
+    assert found["parts"][-1]["health"] == "broken"
+    assert main(["doctor", str(run_folder / "nothing")]) == 2
+
+
+def test_doctor_ignores_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-6").mkdir()
+    (tmp_path / "checkpoint-6" / "notes.json").write_text("{}")
+    assert main(["doctor", str(tmp_path), "--repair"]) == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-6"]
+
+
+def test_doctor_names_missing_steps_and_damaged_models(
+    lab: Any, run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = (copy / "journal.jsonl").read_bytes()
-    ended = bench.server.engine(copy, options=changed)
-    assert ended.code == 5, ended.log
-    assert says in ended.last_line
-    assert "--allow_changed_data" in ended.last_line
-    assert (copy / "journal.jsonl").read_bytes() == before
-    bench.same_as_whole(copy)
-
-
-def test_row_14_a_change_that_is_allowed_is_recorded_in_the_run(bench: Any, copy: Path) -> None:
-    ended = bench.server.engine(copy, options={"data": "other rows", "allow_changed": True})
-    assert ended.code == 0, ended.log
-    notes = [e.text for e in read_journal(RunDir(copy).journal_file) if isinstance(e, Note)]
-    assert notes == ["resumes although the training data changed"]
-
-
-def test_row_14_another_version_of_a_library_is_a_loud_warning(bench: Any, copy: Path) -> None:
-    ended = bench.server.engine(copy, options={"versions": {"torch": "1.0"}})
-    assert ended.code == 0, ended.log
-    notes = [e.text for e in read_journal(RunDir(copy).journal_file) if isinstance(e, Note)]
-    assert any("torch was None and is 1.0" in note for note in notes)
+    shutil.copytree(lab.root / "whole", run_folder)
+    journal = RunDir(run_folder).journal_file
+    lines = [line for line in journal.read_text().splitlines(keepends=True) if '"StepDone", "step": 5,' not in line]
+    journal.write_text("".join(lines))
+    (run_folder / "model" / "config.json").write_text("{}")
+    code, found = doctor(capsys, str(run_folder))
+    texts = {p["name"]: p["text"] for p in found["parts"] if p["health"] == "broken"}
+    assert code == 5
+    assert "no line for step 5" in texts["journal.jsonl"]
+    assert "config.json" in texts["model"]

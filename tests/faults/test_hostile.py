@@ -1,6 +1,6 @@
 """Rows 29 to 31: files made to harm. Refused in one line or loaded right; no code runs, no socket opens, no time is lost.
 
-Row 32 (config files) is in tests/unit/config/test_load.py; row 34 in tests/contracts/test_own_code.py.
+Row 32 (config files) is in tests/unit/config/test_load.py; row 34 in tests/unit/test_own_code.py.
 """
 
 from __future__ import annotations
@@ -11,51 +11,44 @@ import pickle
 import random
 import shutil
 import struct
+import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from faults.trials import Ended, Server, memory_folder, seed_of, size
+from data_loading import load_data
+from faults.trials import Ended, engine, new_seed, run, size
 from patience import patient
-from tunesmith.errors import ConfigError
+from tunesmith.data.read import read_source
+from tunesmith.errors import ConfigError, DataError
 from tunesmith.models.files import check_tensor_file
+from unit.data.messy_files import pick, sentence, sheet, table
 
 SECONDS = 6.0
 """The target is 2 s on an idle machine; CI shares its cores."""
 
 
-@pytest.fixture(scope="module")
-def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
-    root = memory_folder("hostile", tmp_path_factory.mktemp("hostile"))
-    server = Server(root)
-    try:
-        assert server.run("model", {"folder": str(root / "good")}).code == 0
-        ended = server.run("load", {"folder": str(root / "good"), "text": "word1 word2"})
-        assert ended.code == 0, ended.log
-        yield server, root
-    finally:
-        server.close()
-        shutil.rmtree(root, ignore_errors=True)
-
-
 @pytest.fixture
-def model(loader: tuple[Server, Path]) -> Iterator[Path]:
-    path = loader[1] / "model"
-    shutil.copytree(loader[1] / "good", path)
+def model(lab: Any) -> Iterator[Path]:
+    """A copy of a good model folder."""
+    path = lab.root / "hostile"
+    shutil.copytree(lab.root / "model", path)
     yield path
     shutil.rmtree(path)
 
 
-def load(loader: tuple[Server, Path], model: Path, text: str = "word1 word2", code: int | None = 2) -> Ended:
-    """Loads the folder; asserts a refusal in one line, and that no connection was tried."""
-    log = loader[1] / "connects.log"
-    trace = {"strace": ["-e", "trace=connect"], "strace_log": str(log)} if shutil.which("strace") else {}
-    ended = loader[0].run("load", {"folder": str(model), "text": text}, **trace)
-    assert ended.code == code, f"{ended.code}: {ended.log[-1500:]}"
+def load(model: Path, codes: tuple[int, ...] = (2,)) -> Ended:
+    """Load the folder; assert an exit code, an error of one line, and that no connection was tried."""
+    log = model.parent / "connects.log"
+    trace = {"strace": ["-e", "trace=connect"], "strace_log": log} if shutil.which("strace") else {}
+    ended = run("faults.engine_trial:load_folder", (str(model), "word1 word2"), **trace)
+    assert ended.code in codes, f"{ended.code}: {ended.log[-1500:]}"
     assert "Traceback" not in ended.log
-    assert ended.seconds[0] is not None
     assert ended.seconds[0] < patient(SECONDS)
     if trace:
         assert "AF_INET" not in log.read_text()
@@ -101,14 +94,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_row_29_a_hostile_safetensors_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_hostile_safetensors_file_is_refused(tmp_path: Path, name: str) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(HOSTILE[name])
     with pytest.raises(ConfigError, match=r"model\.safetensors: is not a safetensors file"):
         check_tensor_file(file)
 
 
-def test_row_29_pipes_devices_and_links_elsewhere_are_refused(tmp_path: Path) -> None:
+def test_pipes_devices_and_links_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "passwd").symlink_to("/etc/passwd")
     (tmp_path / "zero").symlink_to("/dev/zero")
@@ -118,13 +111,13 @@ def test_row_29_pipes_devices_and_links_elsewhere_are_refused(tmp_path: Path) ->
             check_tensor_file(tmp_path / name)
 
 
-def test_row_29_mutated_files_load_right_or_are_refused(tmp_path: Path) -> None:
+def test_mutated_safetensors_load_right_or_are_refused(tmp_path: Path) -> None:
     """Random changes of a good file: what our check lets through, the library loads, with the tensors that the header names."""
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import load, save
 
-    seed = seed_of("row_29")
+    seed = new_seed()
     rng = random.Random(seed)
     good = save({"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4)}, {"format": "pt"})
     file = tmp_path / "m.safetensors"
@@ -164,10 +157,10 @@ def test_row_29_mutated_files_load_right_or_are_refused(tmp_path: Path) -> None:
     assert refused
 
 
-def test_row_29_hostile_weights_in_a_model_folder_end_with_exit_2(loader: tuple[Server, Path], model: Path) -> None:
+def test_hostile_weights_exit_with_2(model: Path) -> None:
     for name in ("length 2^63", "duplicate key", "hole", "200,000 entries"):
         (model / "model.safetensors").write_bytes(HOSTILE[name])
-        assert "is not a safetensors file" in load(loader, model).last_line
+        assert "is not a safetensors file" in load(model).last_line
 
 
 class Payload:
@@ -181,35 +174,28 @@ class Payload:
 
 
 PICKLES = [
-    *(
-        "pytorch_model.bin",
-        "model.pt",
-        "model.pth",
-        "optimizer.pt",
-        "scheduler.pt",
-        "rng_state.pth",
-        "training_args.bin",
-    ),
-    *("custom_checkpoint_0.pkl", "tokenizer.pkl", "vocab.npy", "scaler.pt", "flax_model.msgpack", "model.safetensors"),
+    *("pytorch_model.bin", "model.pt", "model.pth", "optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt"),
+    *("training_args.bin", "custom_checkpoint_0.pkl", "tokenizer.pkl", "vocab.npy", "flax_model.msgpack"),
+    "model.safetensors",
 ]
 
 
 @pytest.mark.parametrize("name", PICKLES)
-def test_row_30_no_pickle_is_ever_read(loader: tuple[Server, Path], model: Path, name: str) -> None:
-    canary = loader[1] / "canary"
+def test_pickle_in_a_model_folder_is_not_read(model: Path, name: str) -> None:
+    canary = model.parent / "canary"
     payload = pickle.dumps(Payload(canary))
     (model / name).write_bytes(payload)
-    load(loader, model, code=2 if name == "model.safetensors" else 0)
+    load(model, (2,) if name == "model.safetensors" else (0,))
     assert not canary.exists()
     if name != "model.safetensors":
         (model / "model.safetensors").unlink()
-        ended = load(loader, model)
+        ended = load(model)
         assert "safetensors" in ended.last_line
     assert not canary.exists()
 
 
-def test_row_30_pickles_in_a_run_folder_are_not_touched(bench: Any, folder: Path) -> None:
-    bench.server.engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:6"})
+def test_pickles_in_a_run_folder_are_not_read(bench: Any, folder: Path) -> None:
+    engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:6"})
     canary = bench.root / "canary"
     for name in PICKLES[:-1]:
         (folder / "checkpoint-6" / name).write_bytes(pickle.dumps(Payload(canary)))
@@ -231,14 +217,12 @@ CODE = "import pathlib\npathlib.Path({canary!r}).write_text('ran')\nclass Evil: 
         ({"hidden_size": "many"}, "hidden_size"),
     ],
 )
-def test_row_31_a_hostile_config_is_refused_before_anything_is_allocated(
-    loader: tuple[Server, Path], model: Path, change: dict[str, Any], says: str
-) -> None:
-    canary = loader[1] / "canary"
+def test_hostile_config_is_refused(model: Path, change: dict[str, Any], says: str) -> None:
+    canary = model.parent / "canary"
     (model / "evil.py").write_text(CODE.format(canary=str(canary)))
     file = model / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    assert says in load(loader, model).last_line
+    assert says in load(model).last_line
     assert not canary.exists()
 
 
@@ -258,26 +242,20 @@ def test_row_31_a_hostile_config_is_refused_before_anything_is_allocated(
         {"problem_type": "evil"},
     ],
 )
-def test_row_31_a_config_cannot_reach_for_code_or_the_network(
-    loader: tuple[Server, Path], model: Path, change: dict[str, Any]
-) -> None:
-    canary = loader[1] / "canary"
+def test_config_cannot_reach_code_or_network(model: Path, change: dict[str, Any]) -> None:
+    canary = model.parent / "canary"
     (model / "evil.py").write_text(CODE.format(canary=str(canary)))
     (model / "evil.bin").write_bytes(pickle.dumps(Payload(canary)))
     file = model / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    log = loader[1] / "connects.log"
-    trace = {"strace": ["-e", "trace=connect"], "strace_log": str(log)} if shutil.which("strace") else {}
-    ended = loader[0].run("load", {"folder": str(model), "text": "word1"}, **trace)
-    assert ended.code in (0, 2), ended.log
-    assert "AF_INET" not in (log.read_text() if trace else "")
+    load(model, (0, 2))
     assert not canary.exists()
 
 
-def test_row_31_a_tokenizer_with_code_is_refused(loader: tuple[Server, Path], model: Path) -> None:
+def test_tokenizer_with_code_is_refused(model: Path) -> None:
     file = model / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}))
-    assert "auto_map" in load(loader, model).last_line
+    assert "auto_map" in load(model).last_line
 
 
 @pytest.mark.parametrize(
@@ -285,25 +263,16 @@ def test_row_31_a_tokenizer_with_code_is_refused(loader: tuple[Server, Path], mo
     ["{", "[]", '{"version": "1.0", "model": {"type": "evil"}}', "\x00" * 100],
     ids=["cut", "list", "type", "zeros"],
 )
-def test_row_31_a_damaged_tokenizer_file_is_refused(loader: tuple[Server, Path], model: Path, text: str) -> None:
+def test_damaged_tokenizer_file_is_refused(model: Path, text: str) -> None:
     (model / "tokenizer.json").write_text(text)
-    assert "tokenizer" in load(loader, model).last_line
+    assert "tokenizer" in load(model).last_line
 
 
-def test_row_31_a_pattern_that_never_ends_is_cut_off(loader: tuple[Server, Path], model: Path) -> None:
+def test_endless_tokenizer_pattern_is_stopped(model: Path) -> None:
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
     tokenizer = {
         "version": "1.0",
-        "added_tokens": [
-            {
-                "id": 0,
-                "content": "[PAD]",
-                "special": True,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-            }
-        ],
+        "added_tokens": [{"id": 0, "content": "[PAD]", "special": True, **dict.fromkeys(flags, False)}],
         "normalizer": None,
         "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
         "post_processor": None,
@@ -314,11 +283,114 @@ def test_row_31_a_pattern_that_never_ends_is_cut_off(loader: tuple[Server, Path]
     (model / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "unk_token": "[UNK]"})
     )
-    ended = loader[0].run("load", {"folder": str(model), "text": "a" * 40_000 + "b"}, timeout=40)
+    ended = run("faults.engine_trial:load_folder", (str(model), "a" * 40_000 + "b"), timeout=40)
     assert ended.code in (2, 3), ended.log[-1500:]
 
 
-def test_row_31_a_symlink_out_of_the_folder_gives_nothing_away(loader: tuple[Server, Path], model: Path) -> None:
+def test_symlink_out_of_the_folder_reveals_nothing(model: Path) -> None:
     (model / "model.safetensors").unlink()
     (model / "model.safetensors").symlink_to("/etc/passwd")
-    assert "root:" not in load(loader, model).log
+    assert "root:" not in load(model).log
+
+
+def read(path: Path) -> Any:
+    return read_source(path, name="train", cache_dir=path.parent / "cache").dataset
+
+
+def table_or_error(path: Path) -> str:
+    """Return "table", or the error, which must be one line."""
+    try:
+        return "table" if read(path).num_rows else "no rows"
+    except DataError as error:
+        return str(error) if "\n" not in str(error) else "several lines"
+
+
+def rewrite(path: Path, sheet_xml: str) -> None:
+    """Replace the cells of a good workbook."""
+    sheet({"text": sentence, "label": pick("a", "b")}, rows=5)(path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name).decode() for name in archive.namelist()}
+    main = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    parts["xl/worksheets/sheet1.xml"] = f"<worksheet {main}><sheetData>{sheet_xml}</sheetData></worksheet>"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in parts.items():
+            archive.writestr(name, text)
+
+
+def row(number: int, *cells: tuple[str, str]) -> str:
+    inside = "".join(f'<c r="{ref}" t="inlineStr"><is><t>{text}</t></is></c>' for ref, text in cells)
+    return f'<row r="{number}">{inside}</row>'
+
+
+SHEET_HEAD = (
+    row(1, ("A1", "text"), ("B1", "label")) + row(2, ("A2", "one"), ("B2", "x")) + row(3, ("A3", "two"), ("B3", "y"))
+)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        SHEET_HEAD + row(1_048_576, ("XFD1048576", "far")),
+        SHEET_HEAD + row(4, ("ZZZZZZ99999999999", "bad")),
+        SHEET_HEAD + row(4, ("A0", "zero")),
+        SHEET_HEAD + row(4, ("é4", "bad")),
+        SHEET_HEAD
+        + row(4, ("A4", "x")).replace('t="inlineStr"', 't="s"').replace("<is><t>x</t></is>", "<v>99999999999</v>"),
+    ],
+    ids=["far corner", "long reference", "row zero", "no reference", "shared string out of range"],
+)
+def test_hostile_cell_gives_a_table_or_one_error(cells: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.xlsx"
+    rewrite(path, cells)
+    began = time.monotonic()
+    assert table_or_error(path).startswith((str(path), "table"))
+    assert time.monotonic() - began < patient(30)
+
+
+def test_cell_in_the_last_row_of_the_table_columns_is_read(tmp_path: Path) -> None:
+    rewrite(tmp_path / "x.xlsx", SHEET_HEAD + row(200_000, ("A200000", "last"), ("B200000", "x")))
+    source = read_source(tmp_path / "x.xlsx", name="train", cache_dir=tmp_path)
+    assert source.dataset["text"][:] == ["one", "two", "last"]
+    assert source.where(2).endswith(":200000")
+
+
+def test_zip_bomb_is_refused_quickly(tmp_path: Path) -> None:
+    rewrite(tmp_path / "x.xlsx", SHEET_HEAD + row(4, ("A4", "a" * 100_000_000)))
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"unpacks to 100,.* bytes"):
+        read(tmp_path / "x.xlsx")
+    assert time.monotonic() - began < patient(10)
+
+
+def test_damaged_spreadsheets_give_a_table_or_one_error(tmp_path: Path) -> None:
+    sheet({"text": sentence, "label": pick("a", "b")}, rows=20)(tmp_path / "good.xlsx")
+    good = (tmp_path / "good.xlsx").read_bytes()
+    rng = random.Random(0)
+    for case in range(12):
+        data = bytearray(good)
+        for _ in range(rng.choice((1, 1, 3))):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        if case % 5 == 0:
+            data = data[: rng.randrange(4, len(data))]
+        path = tmp_path / f"{case}.xlsx"
+        path.write_bytes(bytes(data))
+        assert table_or_error(path).startswith((str(path), "table"))
+
+
+def test_parquet_dictionary_bomb_is_refused(tmp_path: Path) -> None:
+    """One text of 300 KB in a dictionary and 16,384 references to it: 5 GB from less than a megabyte."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 16_384, pa.int32()), pa.array(["a" * 300_000]))
+    labels = pa.array(["x", "y"] * 8_192)
+    pq.write_table(pa.table({"text": texts, "label": labels}), tmp_path / "x.parquet", compression="zstd")
+    assert (tmp_path / "x.parquet").stat().st_size < 10_000
+    with pytest.raises(DataError, match=r"unpacks to more than .* over the limit"):
+        read(tmp_path / "x.parquet")
+
+
+def test_thousand_columns_are_read_within_seconds(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {f"c{k}": (lambda i, k=k: f"v{i * k}") for k in range(1_000)}
+    table({"text": sentence, "label": pick("a", "b"), **columns}, rows=50)(tmp_path / "x.csv")
+    began = time.monotonic()
+    found = load_data(train_file=tmp_path / "x.csv", cache_dir=tmp_path)
+    assert time.monotonic() - began < patient(15)
+    assert any(note.startswith("Not used: 'c0', 'c1'") and note.endswith("and 992 more.") for note in found.notes)

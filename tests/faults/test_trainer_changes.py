@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peft import get_peft_model
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from transformers import DataCollatorWithPadding, TrainerCallback
 
 from conftest import tiny_bert
@@ -32,27 +32,9 @@ class Stop(TrainerCallback):
         control.should_training_stop = True
 
 
-class FromFile(Dataset[dict[str, Any]]):
-    """Nothing of it can be known but what it gives: it reads a file for each row."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return dict(json.loads(self.file.read_text())[index])
-
-
 class Pairs(TensorDataset):
     def __getitem__(self, index: int) -> Any:
         return {"input_x": self.tensors[0][index], "labels": self.tensors[1][index]}
-
-
-class OwnLoader(Trainer):
-    def get_train_dataloader(self) -> Any:
-        return torch.utils.data.DataLoader(self.train_dataset, batch_size=4, shuffle=True)
 
 
 def line(slope: float = 2.0, rows: int = ROWS) -> list[dict[str, Any]]:
@@ -60,18 +42,10 @@ def line(slope: float = 2.0, rows: int = ROWS) -> list[dict[str, Any]]:
     return [{"input_x": float(v), "labels": float(slope * v)} for v in x]
 
 
-def toy(
-    folder: Path, data: Any, *, kind: Any = Trainer, model: Any = None, evaluate: Any = None, **options: Any
-) -> Any:
+def toy(folder: Path, data: Any, **options: Any) -> Any:
     """A Trainer of a line: 24 steps of 4 rows; a checkpoint after 20."""
     given = {"max_steps": 24, "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 20, **options}
-    strategy = {} if evaluate is None else {"eval_strategy": "steps", "eval_steps": 10}
-    return kind(
-        Regression() if model is None else model,
-        arguments(folder, **given, **strategy),
-        train_dataset=data,
-        eval_dataset=evaluate,
-    )
+    return Trainer(Regression(), arguments(folder, **given), train_dataset=data)
 
 
 def stopped(make: Callable[[], Any]) -> None:
@@ -81,7 +55,7 @@ def stopped(make: Callable[[], Any]) -> None:
     assert trainer.state.global_step == 20
 
 
-def encoded(flip: int | None = None, **changed: Any) -> Any:
+def encoded(flip: int | None = None) -> Any:
     rows = arrow(ROWS)
     if flip is not None:
         labels = list(rows["label"])
@@ -149,76 +123,53 @@ def named(model: Any) -> Any:
     model.config.id2label = {0: "yes", 1: "no"}
 
 
+def collator(**options: Any) -> dict[str, Any]:
+    return {"data_collator": DataCollatorWithPadding(tokenizer(), **options)}
+
+
+def flip_47(row: dict[str, Any], i: int) -> dict[str, Any]:
+    return {"label": 1 - row["label"] if i < 47 else row["label"]}
+
+
+DATA: dict[str, Callable[[Any], Any]] = {
+    "one label flipped": lambda rows: encoded(17),
+    "47 labels flipped": lambda rows: rows.map(flip_47, with_indices=True),
+    "one token edited": lambda rows: with_token(rows, 5),
+    "rows permuted by indices": lambda rows: rows.shuffle(seed=1),
+    "rows selected": lambda rows: rows.select(range(ROWS - 1)),
+    "a row twice": lambda rows: rows.select([*range(ROWS - 1), 0]),
+    "another format": lambda rows: rows.with_format("torch", columns=["input_ids", "attention_mask", "label"]),
+}
+MODELS: dict[str, Callable[[], Any]] = {
+    "dropout": lambda: tiny_bert(dropout=0.1),
+    "layers": lambda: tiny_bert(layers=1),
+    "activation": lambda: changed_model(lambda m: setattr(m.config, "hidden_act", "relu")),
+    "a module replaced": lambda: changed_model(lambda m: setattr(m, "dropout", torch.nn.Dropout(0.3))),
+    "a frozen part": lambda: changed_model(lambda m: m.bert.embeddings.requires_grad_(False)),
+}
+SETTINGS: dict[str, Any] = {
+    "seed": 7, "data_seed": 7, "learning_rate": 2e-3, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.9,
+    "adam_epsilon": 1e-6, "max_grad_norm": 0.5, "lr_scheduler_kwargs": {"power": 3.0}, "warmup_steps": 3,
+    "optim": "sgd", "label_smoothing_factor": 0.1, "neftune_noise_alpha": 5.0, "dataloader_drop_last": True,
+    "train_sampling_strategy": "sequential", "bf16": True,
+}  # fmt: skip
+COSINE = {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {}}
 BERT: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "one label flipped": (lambda: {"train_dataset": encoded(17)}, "the training data changed"),
-    "47 labels flipped": (
-        lambda: {
-            "train_dataset": encoded().map(
-                lambda r, i: {"label": 1 - r["label"] if i < 47 else r["label"]}, with_indices=True
-            )
-        },
-        "the training data changed",
-    ),
-    "one token edited": (lambda: {"train_dataset": with_token(encoded(), 5)}, "the training data changed"),
-    "rows permuted by indices": (lambda: {"train_dataset": encoded().shuffle(seed=1)}, "the training data changed"),
-    "rows selected": (lambda: {"train_dataset": encoded().select(range(ROWS - 1))}, "the training data changed"),
-    "a row twice": (lambda: {"train_dataset": encoded().select([*range(ROWS - 1), 0])}, "the training data changed"),
-    "another format": (
-        lambda: {"train_dataset": encoded().with_format("torch", columns=["input_ids", "attention_mask", "label"])},
-        "the training data changed",
-    ),
-    "dropout": (lambda: {"model": tiny_bert(dropout=0.1)}, "the model changed"),
-    "layers": (lambda: {"model": tiny_bert(layers=1)}, "the model changed"),
-    "activation": (
-        lambda: {"model": changed_model(lambda m: setattr(m.config, "hidden_act", "relu"))},
-        "the model changed",
-    ),
-    "a module replaced": (
-        lambda: {"model": changed_model(lambda m: setattr(m, "dropout", torch.nn.Dropout(0.3)))},
-        "the model changed",
-    ),
-    "a frozen part": (
-        lambda: {"model": changed_model(lambda m: m.bert.embeddings.requires_grad_(False))},
-        "the model changed",
-    ),
+    **{
+        name: (lambda change=change: {"train_dataset": change(encoded())}, "the training data changed")
+        for name, change in DATA.items()
+    },
+    **{name: (lambda make=make: {"model": make()}, "the model changed") for name, make in MODELS.items()},
     "label names": (lambda: {"model": changed_model(named)}, "the labels were"),
     "tokenizer: ids swapped": (lambda: {"tokenizer": swapped_words()}, "the tokenizer changed"),
     "tokenizer: padding side": (lambda: {"tokenizer": left_padding()}, "the tokenizer changed"),
-    "collator: multiple of 8": (
-        lambda: {"data_collator": DataCollatorWithPadding(tokenizer(), pad_to_multiple_of=8)},
-        "the collator changed",
-    ),
-    "collator: to a length": (
-        lambda: {"data_collator": DataCollatorWithPadding(tokenizer(), padding="max_length", max_length=32)},
-        "the collator changed",
-    ),
+    "collator: multiple of 8": (lambda: collator(pad_to_multiple_of=8), "the collator changed"),
+    "collator: to a length": (lambda: collator(padding="max_length", max_length=32), "the collator changed"),
     **{
-        name: (lambda name=name, value=value: {"args": {name: value}}, f"{name} was")  # type: ignore[misc]
-        for name, value in {
-            "seed": 7,
-            "data_seed": 7,
-            "learning_rate": 2e-3,
-            "weight_decay": 0.1,
-            "adam_beta1": 0.8,
-            "adam_beta2": 0.9,
-            "adam_epsilon": 1e-6,
-            "max_grad_norm": 0.5,
-            "lr_scheduler_kwargs": {"power": 3.0},
-            "warmup_steps": 3,
-            "optim": "sgd",
-            "label_smoothing_factor": 0.1,
-            "neftune_noise_alpha": 5.0,
-            "train_sampling_strategy": "sequential",
-            "dataloader_drop_last": True,
-            "bf16": True,
-        }.items()
+        name: (lambda name=name, value=value: {"args": {name: value}}, f"{name} was")
+        for name, value in SETTINGS.items()
     },
-    "schedule": (
-        lambda: {"args": {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {}}},
-        "lr_scheduler_type was 'polynomial' and is 'cosine'",
-    ),
-    "batch size": (lambda: {"args": {"per_device_train_batch_size": 8}}, "rows_per_step was 4 and is 8"),
-    "accumulation": (lambda: {"args": {"gradient_accumulation_steps": 2}}, "rows_per_step was 4 and is 8"),
+    "schedule": (lambda: {"args": COSINE}, "lr_scheduler_type was 'polynomial' and is 'cosine'"),
 }
 
 
@@ -230,7 +181,7 @@ def bert_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", BERT)
-def test_row_14_a_change_before_a_trainers_resume_is_refused_and_named(kind: str, bert_run: Path) -> None:
+def test_change_before_a_trainer_resume_is_refused(kind: str, bert_run: Path) -> None:
     change, says = BERT[kind]
     before = (bert_run / "journal.jsonl").read_bytes()
     with pytest.raises(CheckpointError, match=says):
@@ -238,7 +189,7 @@ def test_row_14_a_change_before_a_trainers_resume_is_refused_and_named(kind: str
     assert (bert_run / "journal.jsonl").read_bytes() == before
 
 
-def test_row_14_other_initial_weights_have_no_effect(bert_run: Path, tmp_path: Path) -> None:
+def test_different_initial_weights_have_no_effect(bert_run: Path, tmp_path: Path) -> None:
     ends = []
     for name, seed in (("same", 0), ("other", 9)):
         shutil.copytree(bert_run, tmp_path / name)
@@ -248,7 +199,7 @@ def test_row_14_other_initial_weights_have_no_effect(bert_run: Path, tmp_path: P
     assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
 
 
-def test_row_14_the_frozen_weights_below_adapters_are_compared(tmp_path: Path) -> None:
+def test_frozen_weights_below_adapters_are_compared(tmp_path: Path) -> None:
     def make(seed: int) -> Any:
         base = tiny_bert(seed)
         torch.manual_seed(0)
@@ -260,7 +211,7 @@ def test_row_14_the_frozen_weights_below_adapters_are_compared(tmp_path: Path) -
     make(0).train(resume_from_checkpoint=True)
 
 
-def test_row_14_other_evaluation_data_is_reported(bert_run: Path, tmp_path: Path) -> None:
+def test_different_evaluation_data_is_reported(bert_run: Path, tmp_path: Path) -> None:
     shutil.copytree(bert_run, tmp_path / "run")
     bert(tmp_path / "run", eval_dataset=arrow(8, seed=4)).train(resume_from_checkpoint=True)
     assert "the evaluation data changed" in (tmp_path / "run" / "journal.jsonl").read_text()
@@ -306,7 +257,7 @@ OPAQUE: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", OPAQUE)
-def test_row_14_other_rows_in_memory_are_refused(kind: str, tmp_path: Path) -> None:
+def test_different_rows_in_memory_are_refused(kind: str, tmp_path: Path) -> None:
     first, second = OPAQUE[kind]
     stopped(lambda: toy(tmp_path, first()))
     with pytest.raises(CheckpointError, match="the training data"):
@@ -327,7 +278,7 @@ def halved(features: Any) -> Any:
 halved.__qualname__ = doubled.__qualname__
 
 
-def test_row_14_other_code_is_reported_loudly(
+def test_different_code_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(collate: Any, steps: int = 24) -> Any:
@@ -344,7 +295,7 @@ def test_row_14_other_code_is_reported_loudly(
         assert said in (tmp_path / "journal.jsonl").read_text()
 
 
-def test_a_label_that_the_model_has_no_class_for_is_named_before_the_first_step(tmp_path: Path) -> None:
+def test_label_without_a_class_is_named_before_training(tmp_path: Path) -> None:
     rows = arrow(16)
     labels = [5 if i == 11 else v for i, v in enumerate(rows["label"])]
     bad = rows.remove_columns("label").add_column("label", labels)
@@ -362,6 +313,6 @@ def test_a_label_that_the_model_has_no_class_for_is_named_before_the_first_step(
 
 
 @pytest.mark.parametrize("empty", [[], arrow(4).select([])], ids=["list", "arrow"])
-def test_an_empty_training_set_is_an_error(empty: Any, tmp_path: Path) -> None:
+def test_empty_training_set_is_an_error(empty: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the train_dataset has no rows"):
         bert(tmp_path, train_dataset=empty).train()

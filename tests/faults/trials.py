@@ -1,50 +1,66 @@
-"""The testing end of the fork server, and what "Same" means. Imports no torch."""
+"""Runs that are broken in forked children, and the comparison with the uninterrupted run. Imports no torch.
+
+The children come from multiprocessing's fork server, which has imported torch (`preload.py`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib
 import json
+import multiprocessing
 import os
 import random
+import resource
 import shutil
+import signal
 import socket
 import subprocess
+import sys
+import tempfile
+import time
+import traceback
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from patience import patient
 from tunesmith.errors import CheckpointError
 from tunesmith.events import WALL_CLOCK, EpochStarted, Evaluated, Improved, RowsEvaluated, StepDone, to_json
+from tunesmith.files import TMP_PREFIX
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import read_manifest, verify
-from tunesmith.runs.writing import TMP_PREFIX
-from warm import ENVIRONMENT, warm_python
+from tunesmith.runs.manifest import MANIFEST, _own_hash, read_manifest, verify
 
-TESTS = Path(__file__).resolve().parents[1]
-FULL = os.environ.get("TUNESMITH_FAULT_TRIALS", "") == "full"
+FORKS = multiprocessing.get_context("forkserver")
+NOBODY = 65534
+SHORT = {"rows": 16, "epochs": 1, "evaluate_every": 2}
+"""4 steps: two saves, two best/, one rotation, the export."""
 
 
 def size(full: int, ci: int) -> int:
-    """Trials of a test: TUNESMITH_FAULT_TRIALS=full for the published sizes, a number for that many, else the CI subset."""
-    asked = os.environ.get("TUNESMITH_FAULT_TRIALS", "")
-    return full if asked == "full" else min(full, int(asked)) if asked else ci
+    """Number of trials: `full` for `make faults` (TUNESMITH_FAULT_TRIALS=full), else `ci`."""
+    return full if os.environ.get("TUNESMITH_FAULT_TRIALS") == "full" else ci
 
 
-def seed_of(name: str) -> int:
-    """The seed of a test: TUNESMITH_FAULT_SEED repeats one that failed."""
+def new_seed() -> int:
+    """A random seed, or TUNESMITH_FAULT_SEED to repeat a failure."""
     return int(os.environ.get("TUNESMITH_FAULT_SEED") or random.SystemRandom().randrange(10**6))
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a trial ended; a negative code is the signal that killed it, None the timeout. Lists by rank."""
+    """How a trial ended, by rank; a negative code is the signal that killed it, None the timeout."""
 
     codes: list[int | None]
-    seconds: list[float | None]
+    seconds: list[float]
     log: str
     sent: list[float] = field(default_factory=list)
     """When the signals were sent, in seconds from the start."""
+    peak: int = 0
+    """Largest resident size in bytes, if the process was not killed."""
 
     @property
     def code(self) -> int | None:
@@ -53,78 +69,166 @@ class Ended:
 
     @property
     def last_line(self) -> str:
-        """The line that a person reads last."""
+        """The last line of the command."""
         lines = [line for line in self.log.splitlines() if line.startswith("tunesmith: ")]
         return lines[-1] if lines else self.log[-500:]
 
 
-class Server:
-    """A fork server; `run` is one trial."""
+@dataclass
+class Job:
+    """What a trial does and what happens to it.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.root.mkdir(parents=True, exist_ok=True)
-        env = {**ENVIRONMENT, "PYTHONPATH": tests_first(), "PYTHONWARNINGS": "ignore"}
-        env["BLANK_PICTURES"] = "" if FULL else "1"
-        env.pop("TUNESMITH_FAULT", None)
-        self.errors = (root / "server.log").open("wb")
-        self.process = subprocess.Popen(
-            [warm_python(), "-m", "faults.fork_server"],
-            cwd=root,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            env=env,
-            text=True,
-        )
-        self.count = 0
-        self._answer()
+    `target` is "module:function", called with `options`, and returns the exit code. `signals` are (seconds, name, rank) from
+    the start, or from when the file `signals_after` exists. `strace` are arguments of strace.
+    """
 
-    def run(self, kind: str, options: dict[str, Any], **job: Any) -> Ended:
-        """Runs one trial to its end."""
-        self.count += 1
-        log = self.root / f"trial-{self.count}.log"
-        log.unlink(missing_ok=True)
-        if job.get("ranks", 1) > 1:
-            job["port"] = free_port()
-        assert self.process.stdin is not None
-        options = {k: str(v) if isinstance(v, Path) else v for k, v in options.items()}
-        print(
-            json.dumps({"kind": kind, "options": options, "log": str(log), **job}), file=self.process.stdin, flush=True
-        )
-        answer = self._answer()
-        text = log.read_text(errors="replace") if log.exists() else ""
-        log.unlink(missing_ok=True)
-        return Ended(answer["codes"], answer["seconds"], text, answer["sent"])
-
-    def engine(self, folder: Path, *, fault: str | None = None, env: dict[str, str] | None = None, **job: Any) -> Ended:
-        """One run of the engine in a folder. Options of the run are given as `options`."""
-        options = {"folder": str(folder), "fault": fault, **job.pop("options", {})}
-        return self.run("engine", options, env=env or {}, **job)
-
-    def close(self) -> None:
-        """Ends the server."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=patient(30))
-        self.process.stdout.close()
-        self.errors.close()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the fork server died: {(self.root / 'server.log').read_text()[-2000:]}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise RuntimeError(answer["error"])
-        return answer
+    target: str
+    options: Any
+    env: dict[str, str] = field(default_factory=dict)
+    signals: list[Any] = field(default_factory=list)
+    signals_after: Path | None = None
+    strace: list[str] = field(default_factory=list)
+    strace_log: Path = Path(os.devnull)
+    fsize: int = 0
+    memory: int = 0
+    uid: int = 0
+    cwd: Path = Path("/")
+    ranks: int = 1
+    timeout: float = 60
+    log: str = ""
 
 
-def tests_first() -> str:
-    """A PYTHONPATH with this folder of tests before what is on it already."""
-    return os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+def run(target: str, options: Any, **job: Any) -> Ended:
+    """Run one trial to its end."""
+    start_server()
+    with tempfile.NamedTemporaryFile() as log:
+        return run_job(Job(target, options, log=log.name, **job))
+
+
+def engine(folder: Path, *, fault: str | None = None, options: dict[str, Any] | None = None, **job: Any) -> Ended:
+    """Run the engine, without the command line, in a folder."""
+    given = {"folder": str(folder), "fault": fault, **(options or {})}
+    return run("faults.engine_trial:main", given, **job)
+
+
+def cli(*words: str, **job: Any) -> Ended:
+    """Run a command in a forked child."""
+    return run("tunesmith.cli.main:main", list(words), **job)
+
+
+def start_server() -> None:
+    """Start the fork server of this process, once."""
+    if forkserver._forkserver._forkserver_pid is not None:
+        return
+    FORKS.set_forkserver_preload(["faults.preload"])
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONWARNINGS", "TUNESMITH_FAULT")}
+    os.environ.update(PYTHONPATH=os.pathsep.join(sys.path), PYTHONWARNINGS="ignore")
+    os.environ.pop("TUNESMITH_FAULT", None)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+def run_job(job: Job) -> Ended:
+    """Fork, trace, send the signals, wait."""
+    port = str(free_port()) if job.ranks > 1 else ""
+    pipes, processes = [], []
+    for rank in range(job.ranks):
+        mine, theirs = FORKS.Pipe()
+        process = FORKS.Process(target=be_child, args=(job, rank, port, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(mine)
+        processes.append(process)
+    for pipe in pipes:
+        pipe.recv()
+    tracer = attach(processes[0].pid or 0, job) if job.strace else None
+    started = time.monotonic()
+    for pipe in pipes:
+        pipe.send("go")
+    codes: list[int | None] = [None] * job.ranks
+    seconds, sent, todo = [0.0] * job.ranks, [], sorted(job.signals)
+    clock = None if job.signals_after else started
+    until = started + patient(job.timeout)
+    while None in codes and (now := time.monotonic()) < until:
+        if clock is None and job.signals_after is not None and job.signals_after.exists():
+            clock = now
+        while todo and clock is not None and todo[0][0] <= now - clock:
+            _, name, *rank = todo.pop(0)
+            sent.append(now - started)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(processes[rank[0] if rank else 0].pid or 0, getattr(signal, f"SIG{name}"))
+        for index, process in enumerate(processes):
+            if codes[index] is None and process.exitcode is not None:
+                codes[index], seconds[index] = process.exitcode, time.monotonic() - started
+        time.sleep(0.002)
+    peak = 0
+    for pipe, process in zip(pipes, processes, strict=True):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        with contextlib.suppress(EOFError, ConnectionError):
+            peak = max(peak, pipe.recv())
+        pipe.close()
+        process.close()
+    if tracer is not None:
+        tracer.communicate(timeout=patient(20))
+    return Ended(codes, seconds, Path(job.log).read_text(errors="replace"), sent, peak)
+
+
+def attach(pid: int, job: Job) -> subprocess.Popen[bytes]:
+    """Attach strace to a child that waits."""
+    words = ["strace", "-f", "-qq", "-o", str(job.strace_log), *job.strace, "-p", str(pid)]
+    tracer = subprocess.Popen(words, stderr=subprocess.PIPE)
+    until = time.monotonic() + patient(10)
+    while "TracerPid:\t0" in Path(f"/proc/{pid}/status").read_text():
+        if tracer.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"strace did not attach: {tracer.communicate()}")
+        time.sleep(0.002)
+    time.sleep(0.01)
+    return tracer
+
+
+def be_child(job: Job, rank: int, port: str, pipe: Any) -> None:
+    """Set limits, wait for the start, run the target and exit."""
+    code = 99
+    try:
+        os.setpgid(0, 0)
+        log = os.open(job.log, os.O_WRONLY | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(job.cwd)
+        os.environ.update(job.env)
+        tempfile.tempdir = None
+        if job.ranks > 1:
+            world = str(job.ranks)
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, LOCAL_WORLD_SIZE=world)
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, ACCELERATE_USE_CPU="true")
+        if job.fsize:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (job.fsize, job.fsize))
+        if job.memory:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + job.memory, used + job.memory))
+        if job.uid:
+            os.setgroups([])
+            os.setgid(job.uid)
+            os.setuid(job.uid)
+        module, _, name = job.target.partition(":")
+        function = getattr(importlib.import_module(module), name)
+        pipe.send("ready")
+        pipe.recv()
+        code = function(job.options)
+        pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def free_port() -> int:
@@ -200,3 +304,15 @@ def clean(folder: Path) -> None:
     """Removes a run and its outcome."""
     shutil.rmtree(folder, ignore_errors=True)
     Path(f"{folder}.outcome").unlink(missing_ok=True)
+
+
+def rewrite_manifest(folder: Path) -> None:
+    """Make the manifest match the files that are left."""
+    manifest = read_manifest(folder)
+    manifest["files"] = {
+        p.name: {"size": p.stat().st_size, "sha256": hashlib.sha256(p.read_bytes()).hexdigest()}
+        for p in folder.iterdir()
+        if p.name != MANIFEST
+    }
+    manifest["self"] = _own_hash(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))

@@ -1,4 +1,4 @@
-"""Tests for a CUDA device: `python -m pytest tests/gpu` there. They need scratch/tokens, made by bench/token_ids.py."""
+"""Tests for a CUDA device: `python -m pytest tests/gpu` there. They need scratch/tokens, made by bench/common.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what lies here, with the reason, where it cannot run."""
     reason = None if torch.cuda.is_available() else "no CUDA device"
     if reason is None and not TOKENS.is_file():
-        reason = "no scratch/tokens: run bench/token_ids.py"
+        reason = "no scratch/tokens: run bench/common.py"
     for item in items:
         if reason and HERE in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,4 +1,4 @@
-"""The engine on a GPU for tests: BERT-base's width with random weights, token ids of scratch/tokens (bench/token_ids.py)."""
+"""The engine on a GPU for tests: BERT-base's width with random weights, token ids of scratch/tokens (bench/common.py)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from token_files import engine_rows
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.tokens import TokenRows
+from common import engine_rows
+from tunesmith.data.batches import Batches, Padding, TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import LabelMap
 from tunesmith.speedups.apply import apply_speedups

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from token_files import arrow_rows, collator, engine_rows
+from common import arrow_rows, collator, engine_rows
 from tunesmith import Trainer
 
 STEPS = 60
@@ -18,9 +18,9 @@ class Uncaptured(Trainer):
 
     def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
         prepared = super()._prepare_for_training(*args, **options)
-        assert self._whole is not None, "steps would not run as a whole"
-        assert self._whole.speedups.graphs is not None, "nothing would have been captured"
-        self._whole.speedups.graphs.off = True
+        assert self._captured is not None, "steps would not run as a whole"
+        assert self._captured.speedups.graphs is not None, "nothing would have been captured"
+        self._captured.speedups.graphs.off = True
         return prepared
 
 
@@ -71,6 +71,6 @@ def weights_apart(one: Any, other: Any, but: str = "no name") -> float:
 
 def replayed(trainer: Any) -> int:
     """How many shapes were captured."""
-    graphs = trainer._whole.speedups.graphs
+    graphs = trainer._captured.speedups.graphs
     assert len(graphs) == 0, "captured steps outlive the run"
     return 0 if graphs.off else int(graphs._captures)

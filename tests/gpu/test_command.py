@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from token_files import TOKENS, read_texts
+from common import TOKENS, read_texts
 
 BART = {
     "vocab_size": 30522, "d_model": 128, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,

@@ -11,7 +11,7 @@ import torch
 import transformers
 from gpu_engine import engine_rows
 
-from token_files import arrow_rows, collator
+from common import arrow_rows, collator
 from tunesmith import Trainer
 from tunesmith.errors import NumericsError
 from tunesmith.events import Note, StepDone

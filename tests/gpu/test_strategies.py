@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tunesmith.speedups.first_token import enable_first_token_only
-from tunesmith.speedups.packing import Layout, PaddingFree, enable_padding_free, pack
-from tunesmith.speedups.vocabulary import VocabularyCut
+from tunesmith.speedups.packing import Layout, PaddingFree, enable_first_token_only, enable_padding_free, pack
+from tunesmith.speedups.vocabulary import RestrictedVocabulary
 
 Rows = dict[str, list[np.ndarray]]
 DEVICE = torch.device("cuda")
@@ -162,7 +161,7 @@ def test_a_captured_pass_is_right_for_other_rows(ids: list[np.ndarray], dtype: t
 def test_a_cut_vocabulary_has_the_weights_of_the_whole_one(ids: list[np.ndarray]) -> None:
     plain = make_model(dropout=0.0, layers=2)
     ours = copy.deepcopy(plain)
-    cut = VocabularyCut.apply(ours, np.concatenate(ids[:200]))
+    cut = RestrictedVocabulary.apply(ours, np.concatenate(ids[:200]))
     optimizers = [torch.optim.AdamW(m.parameters(), lr=5e-5, weight_decay=0.1, fused=True) for m in (plain, ours)]
     labels = torch.arange(8, device=DEVICE) % 2
     for step in range(20):

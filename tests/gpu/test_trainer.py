@@ -66,8 +66,8 @@ def test_a_model_made_by_model_init_is_fused_and_captured_on_the_device(tmp_path
 
         def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
             prepared = super()._prepare_for_training(*args, **options)
-            assert self._whole is not None
-            chosen = self._whole.speedups
+            assert self._captured is not None
+            chosen = self._captured.speedups
             assert chosen.fused is not None
             assert {t.device.type for t in chosen.fused.copies.values()} == {"cuda"}
             assert chosen.graphs is not None

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from scipy import sparse
 from sklearn import base
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted
 from tiny_model import save_tiny_bert, sentences
 from tunesmith import TextClassifier, TextRegressor, finetune
 from tunesmith.errors import ConfigError
-from tunesmith.pipeline.watch import Watch
+from tunesmith.pipeline.train import RunObserver
 
 TEXTS = [text for text, _ in sentences(24)]
 GOOD = np.array([good for _, good in sentences(24)])
@@ -157,7 +157,42 @@ def test_a_clone_a_pipeline_a_search_and_cross_validation_work(settings: dict[st
     assert pipeline.fit(TEXTS, NAMES).predict(TEXTS).shape == (24,)
     search = GridSearchCV(model, {"learning_rate": [1e-3, 1e-2]}, cv=2).fit(TEXTS, NAMES)
     assert search.best_params_["learning_rate"] in (1e-3, 1e-2)
-    assert cross_val_score(model, TEXTS, NAMES, cv=2).shape == (2,)
+
+
+def test_cross_validate_in_two_processes_returns_fitted_estimators(settings: dict[str, Any]) -> None:
+    found = cross_validate(TextClassifier(**settings), TEXTS, NAMES, cv=2, n_jobs=2, return_estimator=True)
+    assert found["test_score"].shape == (2,)
+    assert [estimator.predict(TEXTS[:3]).shape for estimator in found["estimator"]] == [(3,), (3,)]
+
+
+def test_random_state_object_and_numpy_parameters_are_accepted(settings: dict[str, Any], tmp_path: Path) -> None:
+    given = {**settings, "model_name_or_path": Path(settings["model_name_or_path"]), "max_steps": np.int64(1)}
+    one, other, int_seed = (
+        TextClassifier(**given, random_state=state).fit(TEXTS, NAMES)
+        for state in (np.random.RandomState(0), np.random.RandomState(0), np.int64(3))
+    )
+    np.testing.assert_array_equal(one.predict_proba(TEXTS), other.predict_proba(TEXTS))
+    for model in (one, int_seed):
+        again = TextClassifier.load(model.save(tmp_path / f"saved-{id(model)}"))
+        np.testing.assert_array_equal(again.predict_proba(TEXTS), model.predict_proba(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda: TextClassifier(num_epochs=3), "has no parameter 'num_epochs'. Did you mean 'num_train_epochs'?"),
+        (lambda: TextClassifier(lr=3), "Did you mean 'learning_rate'?"),
+        (lambda: TextRegressor(class_weights="balanced"), r"Pass options=\{'class_weights': \.\.\.\}"),
+        (
+            lambda: TextClassifier().fit(TEXTS, NAMES, sample_weight=[1] * 24),
+            "support sample_weight. To weight classes",
+        ),
+        (lambda: TextRegressor().fit(TEXTS, GOOD, groups=1), "TextRegressor.fit doesn't support groups"),
+    ],
+)
+def test_unknown_parameter_is_refused_with_the_alternative(use: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        use()
 
 
 def test_a_saved_estimator_gives_the_same_answers_and_holds_no_pickle(fitted: TextClassifier, tmp_path: Path) -> None:
@@ -230,7 +265,7 @@ def test_predict_proba_has_one_column_order_everywhere(rare: str, settings: dict
     texts, names = [TEXTS[k] for k in kept], [str(NAMES[k]) for k in kept]
     options = {**settings, **settings["options"], "output_dir": tmp_path / "run", "validation_split_fraction": 0.0}
     del options["options"]
-    result = finetune(texts, names, watch=Watch(pages=False), **options)
+    result = finetune(texts, names, observer=RunObserver(pages=False), **options)
     assert result.labels[1] == rare
     frame = result.predictor.predict_proba(texts)
     estimator = TextClassifier(**settings).fit(texts, names)

@@ -13,9 +13,9 @@ from datasets import Dataset
 from data_loading import load_data
 from tiny_model import save_tiny_bert, sentences
 from tunesmith import finetune
-from tunesmith.data.in_memory import text_columns_of
+from tunesmith.data.tables import text_columns_of
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.pipeline.watch import Watch
+from tunesmith.pipeline.train import RunObserver
 
 TEXTS = [text for text, _ in sentences(40)]
 LABELS = ["good" if good else "bad" for _, good in sentences(40)]
@@ -65,7 +65,7 @@ def test_texts_and_labels_apart_train_a_model_that_predicts_evaluates_and_report
 
 @pytest.mark.parametrize(
     ("texts", "message"),
-    [("abc", "one text"), ([1.5], "float"), ([None], "missing"), (7, "int was given"), ([("a", "b"), "c"], "mixed")],
+    [("abc", "one text"), ([1.5], "float"), ([None], "missing"), (7, "got int"), ([("a", "b"), "c"], "mixed")],
 )
 def test_texts_of_the_wrong_kind_are_refused_with_what_was_expected(texts: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
@@ -80,7 +80,7 @@ def test_pairs_and_two_columns_are_two_text_columns() -> None:
 
 def test_columns_of_different_lengths_and_data_given_twice_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="different lengths: text 2, label 1"):
-        finetune({"text": ["a", "b"], "label": ["c"]}, output_dir=tmp_path, watch=Watch())
+        finetune({"text": ["a", "b"], "label": ["c"]}, output_dir=tmp_path, observer=RunObserver())
     with pytest.raises(ConfigError, match="twice"):
         finetune(FRAME, train_data=FRAME)
 
@@ -89,4 +89,4 @@ def test_question_about_columns_names_the_options(tmp_path: Path) -> None:
     tiny = save_tiny_bert(tmp_path / "tiny")
     rows = pd.DataFrame({"text": [t for t, _ in sentences(20)], "queue": list("ab") * 10, "team": list("cd") * 10})
     with pytest.raises(DataError, match="Set for example --text_column_names text --label_column_name queue"):
-        finetune(rows, model_name_or_path=str(tiny), watch=Watch())
+        finetune(rows, model_name_or_path=str(tiny), observer=RunObserver())

@@ -54,9 +54,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     # Problems that training would refuse are findings here.
     strict = config.strict_data
-    config = replace(
-        config, allow_single_label=True, allow_empty_text=True, ignore_mismatched_sizes=True, strict_data=False
-    )
+    config = replace(config, allow_empty_text=True, ignore_mismatched_sizes=True, strict_data=False)
     if (
         config.validation_file is None
         and config.train_file is not None
@@ -64,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         config = replace(config, validation_split_fraction=0.0)
     try:
-        result = audit_files(config, labels=args.labels, review_file=args.review_file, watch=console.watch())
+        result = audit_files(config, labels=args.labels, review_file=args.review_file, observer=console.observer())
     finally:
         console.close()
     warnings = [f for f in result.findings if f.severity != "info"]

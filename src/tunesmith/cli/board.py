@@ -38,8 +38,7 @@ def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped; return the exit code."""
     from tunesmith.inference.board import Board
-    from tunesmith.inference.security import load_token
-    from tunesmith.inference.server import Listen, serve_forever
+    from tunesmith.inference.server import Listen, load_token, serve_forever
 
     board = Board(args.runs_dir)
     token = load_token(new=args.new_token)

@@ -29,14 +29,14 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.report.compare import compare_runs
 
     if args.output:
-        from tunesmith.runs.writing import require_plain
+        from tunesmith.files import require_plain
 
         require_plain(Path(args.output))
     comparison = compare_runs(args.runs, metric=args.metric, split=args.split)
     print(json.dumps(comparison_to_json(comparison), allow_nan=False, indent=1) if args.json else to_text(comparison))
     if args.output:
+        from tunesmith.files import make_folder
         from tunesmith.report.render import write_comparison
-        from tunesmith.runs.writing import make_folder
 
         path = Path(args.output)
         make_folder(path.parent)

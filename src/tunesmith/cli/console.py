@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from tunesmith.cli.standard_streams import drop
+from tunesmith.cli.main import drop
 from tunesmith.events import (
     Evaluated,
     Event,
@@ -24,7 +24,7 @@ from tunesmith.events import (
     SafePoint,
     StepDone,
 )
-from tunesmith.pipeline.watch import PAIR_STAGE, Watch
+from tunesmith.pipeline.train import PAIR_STAGE, RunObserver
 
 SLOW_SECONDS = 2.0
 """Without bars, work that is finished sooner is not reported."""
@@ -55,7 +55,7 @@ SHOWN_METRICS = 2
 
 
 def uses_color(stream: TextIO) -> bool:
-    """Whether to colour text: a terminal, and NO_COLOR not set."""
+    """Whether to color text: a terminal, and NO_COLOR not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -85,7 +85,7 @@ class Console:
         self.bars = self.stream.isatty() and os.environ.get("TERM") != "dumb" if bars is None else bars
         self.logging_steps = logging_steps
         self.verbose = verbose
-        self._watch = Watch()
+        self._observer = RunObserver()
         self._training: Any = None
         self._bar: Any = None
         self._what: str | None = None
@@ -96,10 +96,10 @@ class Console:
         self._recent: deque[float] = deque(maxlen=50)
         self._evaluations: list[Evaluated] = []
 
-    def watch(self) -> Watch:
+    def observer(self) -> RunObserver:
         """The hooks that `finetune` takes."""
-        self._watch = Watch(self.say, self.progress, self.plan, [self.on])
-        return self._watch
+        self._observer = RunObserver(self.say, self.progress, self.plan, [self.on])
+        return self._observer
 
     def say(self, text: str) -> None:
         """Print a sentence above the bars, wrapped to the terminal width. Details are printed only if verbose."""
@@ -219,12 +219,11 @@ class Console:
         for index, event in enumerate(self._evaluations):
             shown = [(k, v) for k, v in event.metrics.items() if k == "loss"]
             shown += [(k, v) for k, v in event.metrics.items() if k != "loss"][:SHOWN_METRICS]
-            names = {k: self._watch.title(k) for k, _ in shown}
-            values = "  ".join(f"{names[k]} {v:.4f}" if v is not None else f"{names[k]} -" for k, v in shown)
+            values = "  ".join(f"{name} {value:.4f}" if value is not None else f"{name} -" for name, value in shown)
             name = {"train_sample": "train sample"}.get(event.split, event.split)
             mark = self._paint("  best", "32") if best and index == 0 else ""
             start = f"epoch {event.epoch:.2f}"
-            self._write(f"{start if index == 0 else ' ' * len(start)}  {name:<12}  {values}  (n={event.n:,}){mark}")
+            self._write(f"{start if index == 0 else ' ' * len(start)}  {name:<12}  {values}{mark}")
         if self._evaluations:
             self._evaluations.clear()
 

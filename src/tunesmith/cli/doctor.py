@@ -104,7 +104,7 @@ def list_devices() -> list[str]:
 
 def cache_folders() -> dict[str, Path]:
     """Return the tunesmith cache, the caches of huggingface_hub and datasets, and the current folder."""
-    from tunesmith.runs.writing import cache_folder
+    from tunesmith.files import cache_folder
 
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     return {

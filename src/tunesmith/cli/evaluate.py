@@ -6,9 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from tunesmith.cli.parser import add_flag
-from tunesmith.cli.trained_model import (
-    add_model_argument,
+from tunesmith.cli.parser import add_flag, add_model_argument
+from tunesmith.cli.predict import (
     add_reading_arguments,
     load_predictor,
     predict_dataset,
@@ -34,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from tunesmith.cli.console import Console
-    from tunesmith.data.columns import Columns
     from tunesmith.data.read import read_labelled
+    from tunesmith.data.rows import Columns
     from tunesmith.errors import DataError
     from tunesmith.metrics.table import make_suite
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from tunesmith.cli.parser import add_flag
-from tunesmith.cli.trained_model import add_model_argument, raise_on_sigterm
+from tunesmith.cli.main import raise_on_sigterm
+from tunesmith.cli.parser import add_flag, add_model_argument
 from tunesmith.inference.model_folder import FORMATS
 
 

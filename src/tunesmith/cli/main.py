@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 from tunesmith import __version__
-from tunesmith.cli.standard_streams import LostOutput, drop, prepare_streams
 from tunesmith.errors import (
     ConfigError,
     ResourceError,
@@ -220,3 +222,49 @@ def _notes_on_stderr(debug: bool) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+# Standard streams: stdout and stderr may be closed, full, broken or ASCII only.
+
+
+class LostOutput(io.StringIO):
+    """Replaces a stdout that the caller closed; remembers whether anything was printed to it."""
+
+    lost = False
+
+    def write(self, text: str) -> int:
+        """Keeps nothing."""
+        self.lost = self.lost or bool(text)
+        return len(text)
+
+
+def prepare_streams() -> None:
+    """Makes both streams usable. Occupies descriptors 0 to 2, to which a library may print, so that our files never get them."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stdout is None:
+        sys.stdout = LostOutput()
+    if sys.stderr is None:
+        sys.stderr = LostOutput()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def drop(stream: TextIO) -> None:
+    """Redirects a stream to the null device, so that the flush at exit does not fail again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def raise_on_sigterm() -> None:
+    """Let SIGTERM raise StoppedBySignal, so that temporary files are removed."""
+
+    def stop(number: int, frame: object) -> None:
+        raise StoppedBySignal(number, "nothing was written")
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)

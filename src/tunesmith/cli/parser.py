@@ -34,6 +34,19 @@ def add_flag(parser: Any, words: str, text: str, **options: Any) -> None:
     parser.add_argument(*names, help=text, **options)
 
 
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the model as the first argument."""
+    add_flag(parser, "run RUN", "Run folder, or any folder with a trained classifier.")
+
+
+def positive(text: str) -> int:
+    """Parse a positive integer."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text}")
+    return value
+
+
 class Switch(argparse.Action):
     """A flag that may stand alone (`--bf16`), or be followed by true or false. Subclasses store it where they like."""
 
@@ -186,7 +199,7 @@ def config_from_args(args: argparse.Namespace) -> RunConfig:
     """The config of a parsed command line: flags over the file over the defaults."""
     file, bare = args.config, getattr(args, "config_file", None)
     if file is not None and bare is not None:
-        raise ConfigError(f"two config files are given: {file} and {bare}", fix="Give one")
+        raise ConfigError(f"two config files: {file} and {bare}", fix="Pass one")
     return load_config(file if file is not None else bare, args.given)
 
 

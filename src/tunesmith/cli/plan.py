@@ -23,7 +23,7 @@ from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, name_the_extra
 from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.pipeline.plan import Forecast
-from tunesmith.pipeline.watch import Watch
+from tunesmith.pipeline.train import RunObserver
 
 ERROR_MARK = "tunesmith-forecast-error: "
 
@@ -112,13 +112,13 @@ def measure_from_stdin() -> None:
 
 
 def _measure_here(config: RunConfig, begun: float) -> Forecast:
-    watch = Watch()
+    observer = RunObserver()
     try:
         import_torch_in_background()
-        data = read_run_data(config, {}, progress=watch.progress)
+        data = read_run_data(config, {}, progress=observer.progress)
         from tunesmith.pipeline.plan import measure_run
 
-        return measure_run(config, data, watch, begun)
+        return measure_run(config, data, observer, begun)
     except ModuleNotFoundError as error:
         name_the_extra(error, "tunesmith plan")
         raise

@@ -6,26 +6,15 @@ For many files, use `--input 'big/*.parquet' --output out/`; the same command re
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tunesmith.cli.parser import add_flag
-from tunesmith.cli.standard_streams import print_data
-from tunesmith.cli.trained_model import (
-    add_model_argument,
-    add_reading_arguments,
-    chosen_names,
-    load_predictor,
-    positive,
-    predict_dataset,
-    raise_on_sigterm,
-    read_model_facts,
-    reading_options,
-    text_columns,
-)
+from tunesmith.cli.main import raise_on_sigterm
+from tunesmith.cli.parser import add_flag, add_model_argument, positive
 
 FEW_TEXTS = 64
 """Up to this many texts on the command line are predicted on the CPU, unless --bf16 is set."""
@@ -58,16 +47,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Ignored; accepted so that train flags can be reused. To score labels, use `tunesmith evaluate`.",
     )
     add_flag(parser, "--top_k K", "Print only the K most probable labels.", type=positive)
+    add_flag(
+        parser,
+        "--max_error RATE",
+        "Add a column answered: true if the model is sure enough for this error rate, such as 0.02, at a confidence of 0.95.",
+        type=float,
+    )
+    add_flag(parser, "--max_error_per_class", "Keep the limit of --max_error for every predicted class.")
+    add_flag(
+        parser,
+        "--calibration_file FILE",
+        "Labeled examples for --max_error. Default: the validation examples of the run.",
+    )
     add_reading_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Predict, write the table and return the exit code."""
     from tunesmith.errors import ConfigError
+    from tunesmith.files import require_plain
     from tunesmith.inference.model_folder import is_graph_folder
     from tunesmith.inference.tables import check_format
     from tunesmith.runs.folder import require_not_of_a_run
-    from tunesmith.runs.writing import require_plain
 
     if (args.input is None) == (args.text is None):
         raise ConfigError("set either --input FILE or --text")
@@ -95,7 +96,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _predict_text(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.errors import ConfigError
-    from tunesmith.labels import Task
 
     texts, pairs = args.text, args.text_pair
     wanted = len(facts.text_columns) if facts.text_columns is not None else (1 if pairs is None else 2)
@@ -112,19 +112,15 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
     # A GPU takes longer to start than a CPU needs for a few texts.
     args.use_cpu = args.use_cpu or (len(texts) <= FEW_TEXTS and not args.bf16)
     predictor = load_predictor(args)
-    from tunesmith.inference.tables import predicted_names, sorted_scores
+    from tunesmith.inference.tables import make_predictions
 
-    probabilities = predictor.probabilities(texts, pairs)
-    labels = predictor.facts.labels
-    for number, (name, row) in enumerate(zip(predicted_names(probabilities, labels), probabilities, strict=True)):
-        if len(texts) > 1:
-            shown = texts[number] if pairs is None else f"{texts[number]} | {pairs[number]}"
-            print(f"{shown}: {name}")
-        else:
-            print(name)
-        if labels.task is not Task.REGRESSION:
-            for label, value in sorted_scores(row, labels, args.top_k):
-                print(f"  {label}  {value:.4f}")
+    found = make_predictions(predictor.probabilities(texts, pairs), predictor.facts.labels)
+    for number, one in enumerate(found):
+        shown = texts[number] if pairs is None else f"{texts[number]} | {pairs[number]}"
+        label = one.label if one.answered else f"{one.label} (not answered: below the threshold of --max_error)"
+        print(f"{shown}: {label}" if len(texts) > 1 else label)
+        for label, value in one.best(args.top_k):
+            print(f"  {label}  {value:.4f}")
     return 0
 
 
@@ -140,12 +136,12 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     source = read_unlabelled(given, text=text, on_progress=reading, **options)
     output = None if args.output is None else Path(args.output)
     check_cells(output, {name: source.dataset[name] for name in source.column_names})
-    ours = list_answers(facts.labels, args.top_k)
+    predictor = load_predictor(args)
+    ours = list_answers(predictor.facts.labels, args.top_k)
     names = choose_column_names(ours, source.column_names)
     renamed = describe_renaming(ours, names)
     if renamed is not None:
         console.say(renamed)
-    predictor = load_predictor(args)
     from tunesmith.inference.tables import answer_columns, probabilities_of
 
     logits = predict_dataset(predictor, source.dataset, text, console, max_rows=args.batch_size, what="predicting")
@@ -176,7 +172,11 @@ def _write_rows(output: Path | None, columns: dict[str, Any]) -> int:
     from tunesmith.inference.tables import write_delimited, write_table
 
     if output is None:
-        write_delimited(print_data(sys.stdout), columns, ",")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(
+                encoding="utf-8", errors="strict"
+            )  # data is UTF-8 as in files, whatever the locale is
+        write_delimited(sys.stdout, columns, ",")
     else:
         write_table(output, columns)
         print(f"{output}: {len(next(iter(columns.values()))):,} rows", file=sys.stderr)
@@ -188,7 +188,7 @@ def _source(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     options = reading_options(args)
     if args.input != "-":
         return Path(args.input), options
-    from tunesmith.data.row_blocks import read_stdin
+    from tunesmith.data.text_files import read_stdin
 
     return read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")}), options
 
@@ -233,3 +233,113 @@ def predict_many(facts: Any, args: argparse.Namespace) -> int:
     run_job(job, load_predictor(args), count)
     print(f"{output}: complete", file=sys.stderr)
     return 0
+
+
+# Shared with `evaluate`
+
+
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add flags for reading a file and running the model."""
+    columns = "Text column, or two for text pairs. Default: as in training."
+    add_flag(parser, "--text_column_names NAME", columns, nargs="+")
+    add_flag(parser, "--encoding NAME", "Text encoding of the file. Default: utf-8.")
+    add_flag(parser, "--delimiter CHAR", "Column separator. Default: by file type.")
+    add_flag(
+        parser, "--quoting", "How quotes are read. Default: minimal for csv, none for tsv.", choices=("minimal", "none")
+    )
+    add_flag(parser, "--sheet_name NAME", "Sheet of a spreadsheet. Default: the one that contains a table.")
+    add_flag(parser, "--allow_empty_text", "Accept rows with empty text.")
+    add_flag(parser, "--batch_size ROWS", "Maximum number of examples per batch. Default: by device.", type=positive)
+    add_flag(parser, "--use_cpu", "Use the CPU even if there is a GPU.")
+    add_flag(parser, "--bf16", "Compute in bfloat16.")
+
+
+def reading_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for the reader."""
+    return {
+        "encoding": args.encoding,
+        "delimiter": args.delimiter,
+        "quoting": args.quoting,
+        "allow_empty_text": args.allow_empty_text,
+        **({"sheet_name": args.sheet_name} if args.sheet_name is not None else {}),
+    }
+
+
+def read_model_facts(args: argparse.Namespace) -> Any:
+    """The facts of the model of `args.run`. Needs no torch, so that a wrong file is refused before the model is loaded."""
+    from tunesmith.cli.console import quiet_libraries
+    from tunesmith.inference.model_folder import model_folder_of, read_facts
+    from tunesmith.models.files import read_config_file
+
+    quiet_libraries()
+    folder = model_folder_of(args.run).folder
+    return read_facts(folder, read_config_file(folder))
+
+
+def load_predictor(args: argparse.Namespace, *, threads: int | None = None) -> Any:
+    """The trained model of `args.run`; `threads` are those of a CPU."""
+    from tunesmith.inference.predictor import Predictor
+
+    load = partial(
+        Predictor.load, args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no", threads=threads
+    )
+    max_error = getattr(args, "max_error", None)
+    if max_error is None:
+        return load()
+    predictor = load() if args.calibration_file is None else _calibrate(load(), args)
+    predictor = predictor.abstaining(max_error, per_class=args.max_error_per_class)
+    print(predictor.facts.labels.abstention.line(), file=sys.stderr)
+    return predictor
+
+
+def _calibrate(predictor: Any, args: argparse.Namespace) -> Any:
+    """Read the labeled examples of --calibration_file, on which thresholds are chosen."""
+    import numpy as np
+
+    from tunesmith.data.read import read_labelled
+    from tunesmith.data.rows import Columns
+
+    facts = predictor.facts
+    text = text_columns(args, facts, args.calibration_file)
+    columns = Columns(text, args.label_column_name or facts.label_column or "label", facts.labels.task)
+    dataset = read_labelled(Path(args.calibration_file), columns=columns, labels=facts.labels, **reading_options(args))
+    return predictor.with_calibration([list(dataset[name]) for name in text], np.asarray(dataset["labels"]))
+
+
+def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:
+    """The text columns that --text_column_names names; none without it."""
+    from tunesmith.data.columns import split_names
+
+    given = args.text_column_names
+    return split_names(given[0] if isinstance(given, list) and len(given) == 1 else given)
+
+
+def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, ...]:
+    """The text columns: as requested, else as in training, else as found in the file."""
+    from tunesmith.data.columns import infer_columns
+    from tunesmith.data.read import read_source
+
+    asked = chosen_names(args)
+    if asked:
+        return asked
+    if facts.text_columns is not None:
+        return tuple(facts.text_columns)
+    options = {k: v for k, v in reading_options(args).items() if k != "allow_empty_text"}
+    return infer_columns({"train": read_source(file, name="train", **options)}).text
+
+
+def predict_dataset(
+    predictor: Any, dataset: Any, text: tuple[str, ...], console: Any, *, max_rows: int | None, what: str
+) -> Any:
+    """Logits of every row of a Dataset; cut and empty texts are reported."""
+    from tunesmith.data.tokenize import describe_empty
+    from tunesmith.inference.predictor import chunks_of_dataset
+
+    counter = console.counter(what, len(dataset))
+    found = predictor.predict_texts(chunks_of_dataset(dataset, text), max_rows=max_rows, on_batch=counter)
+    if found.truncated.rows_cut:
+        console.say(found.truncated.sentence("input"))
+    if found.empty:
+        console.say(describe_empty("input", found.empty))
+    console.close()
+    return found.logits

@@ -24,10 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write report.html, curves.png and curves.svg; print the diagnosis and the path of the page."""
+    from tunesmith.files import make_folder, require_plain
     from tunesmith.report.build import build_report
     from tunesmith.report.plots import curve_pictures, write_curves
     from tunesmith.report.render import write_report
-    from tunesmith.runs.writing import make_folder, require_plain
 
     folder = open_run(args.run)
     page = Path(args.output) if args.output else folder.report_file

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.errors import ConfigError
-from tunesmith.runs.environment import read_launch
 
 if TYPE_CHECKING:
     from tunesmith.tuning.search import SearchResult
@@ -47,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     """Search, print the best trials and return the exit code."""
     if args.trials < 1:
         raise ConfigError(f"--trials {args.trials} is too small", fix="Use 1 or more.")
+    from tunesmith.runs.folder import read_launch
+
     config = config_from_args(args)
     if read_launch().world > 1:
         raise ConfigError(
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.tuning.search import SearchPlan, read_space, search_options
 
     plan = SearchPlan(read_space(args.vary, config), args.trials, args.sampler, args.pruner)
-    print_search(with_console(config, lambda watch: search_options(config, plan, watch)))
+    print_search(with_console(config, lambda observer: search_options(config, plan, observer)))
     return 0
 
 

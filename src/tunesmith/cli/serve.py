@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.cli.board import add_server_arguments, warn_network
-from tunesmith.cli.parser import add_flag
-from tunesmith.cli.trained_model import positive
+from tunesmith.cli.parser import add_flag, positive
 from tunesmith.errors import ConfigError
 
 DEFAULT_PORT = 8322
@@ -28,18 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "run RUN", "Run folder with a finished model, or an exported folder.")
     add_server_arguments(parser, DEFAULT_PORT)
     add_flag(parser, "--workers N", "Number of worker processes. Default: 1.", type=positive, default=1)
+    add_flag(
+        parser,
+        "--max_error RATE",
+        'Mark predictions as "answered" only if they are sure enough for this error rate, such as 0.02.',
+        type=float,
+    )
     add_flag(parser, "--log_requests", "Log one JSON line per request to stderr, without texts.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until it is stopped; return the exit code."""
-    from tunesmith.inference.security import key_file, load_token
-    from tunesmith.inference.server import Listen, serve_forever, serve_with_workers
+    from tunesmith.inference.server import Listen, key_file, load_token, serve_forever, serve_with_workers
     from tunesmith.inference.service import DRAIN_SECONDS
 
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)  # torch reads it when it is imported, which is later
-    make_service = partial(_make_service, args.run, args.log_requests)
+    make_service = partial(_make_service, args.run, args.log_requests, args.max_error)
     key = os.environ.get("TUNESMITH_SERVE_KEY") or load_token(key_file(), new=args.new_token)
     if len(key) < MIN_KEY:
         problem = f"TUNESMITH_SERVE_KEY has only {len(key)} characters"
@@ -55,19 +59,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _make_service(folder: str, log_requests: bool) -> Any:
+def _make_service(folder: str, log_requests: bool, max_error: float | None) -> Any:
     from tunesmith.inference.model_folder import is_graph_folder
     from tunesmith.inference.service import PredictionService
     from tunesmith.runs.folder import RunDir, open_run
 
     if log_requests:
         log_to_stderr()
-    return PredictionService(RunDir(Path(folder)) if is_graph_folder(Path(folder)) else open_run(folder))
+    run = RunDir(Path(folder)) if is_graph_folder(Path(folder)) else open_run(folder)
+    return PredictionService(run, max_error=max_error)
 
 
 def _print_address(args: argparse.Namespace, address: str) -> None:
     """Print a curl command. It refers to the key but does not contain it, because stdout may be a log file."""
-    from tunesmith.inference.security import key_file
+    from tunesmith.inference.server import key_file
     from tunesmith.inference.service import model_summary
     from tunesmith.runs.folder import RunDir
 

@@ -20,10 +20,9 @@ from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_arg
 from tunesmith.config.load import load_config
 from tunesmith.config.options import RunConfig
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.runs.environment import read_launch
 
 if TYPE_CHECKING:
-    from tunesmith.pipeline.watch import RunResult, Watch
+    from tunesmith.pipeline.train import RunObserver, RunResult
     from tunesmith.runs.folder import RunDir
 
 Made = TypeVar("Made")
@@ -42,8 +41,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("does not exist", where=str(given), fix="Name a config file (.yaml) or a run folder.")
     if given is None or not given.is_dir():
         return train(config_from_args(args), verbose=args.verbose)
-    from tunesmith.runs.doctor import end_of
-    from tunesmith.runs.folder import RunDir
+    from tunesmith.runs.folder import RunDir, end_of
 
     folder = RunDir(given)
     end = end_of(folder)
@@ -82,11 +80,18 @@ def config_of_run(folder: RunDir) -> RunConfig:
 
 def train(config: RunConfig, *, verbose: bool = False) -> int:
     """Train a config and print the results on rank 0."""
-    first = read_launch().rank == 0
-    if config.seeds > 1 or (config.folds is not None and config.fold is None):
+    from tunesmith.runs.folder import read_launch  # imports numpy, which `--help` doesn't need
+
+    launch = read_launch()
+    several = config.seeds > 1 or (config.folds is not None and config.fold is None)
+    if launch.world > 1 and (several or config.recipe == "best"):
+        what = "--folds and --seeds train" if several else "--recipe best trains"
+        raise ConfigError(f"{what} one run after the other in one process", fix="Start the command without a launcher.")
+    if several:
         return _train_repeats(config, verbose)
     if config.recipe == "best":
         return _train_best(config, verbose)
+    first = launch.rank == 0
     if not first:
         logging.getLogger("tunesmith").setLevel(logging.ERROR)
     result = train_on_console(config, verbose=verbose)
@@ -105,7 +110,7 @@ def train_on_console(config: RunConfig, *, verbose: bool = False) -> RunResult:
     import_torch_in_background()
     from tunesmith.pipeline.train import finetune
 
-    return with_console(config, lambda watch: finetune(config, watch=watch), verbose=verbose)
+    return with_console(config, lambda observer: finetune(config, observer=observer), verbose=verbose)
 
 
 def import_torch_in_background() -> None:
@@ -118,7 +123,7 @@ def import_torch_in_background() -> None:
     threading.Thread(target=load, name="import torch").start()
 
 
-def with_console(config: RunConfig, job: Callable[[Watch], Made], *, verbose: bool = False) -> Made:
+def with_console(config: RunConfig, job: Callable[[RunObserver], Made], *, verbose: bool = False) -> Made:
     """Run the job with its messages and events on stderr and return its result."""
     from tunesmith.cli.console import Console, quiet_libraries
 
@@ -129,7 +134,7 @@ def with_console(config: RunConfig, job: Callable[[Watch], Made], *, verbose: bo
         verbose=verbose,
     )
     try:
-        return job(console.watch())
+        return job(console.observer())
     finally:
         console.close()
 
@@ -138,11 +143,7 @@ def _train_repeats(config: RunConfig, verbose: bool) -> int:
     """Train a run per fold and seed, then print the pooled scores."""
     from tunesmith.pipeline.folds import run_repeats
 
-    if read_launch().world > 1:
-        raise ConfigError(
-            "--folds and --seeds train one run after the other in one process", fix="Start it without a launcher."
-        )
-    found = with_console(config, lambda watch: run_repeats(config, watch), verbose=verbose)
+    found = with_console(config, lambda observer: run_repeats(config, observer), verbose=verbose)
     for seed, scores in found.pooled.items():
         print(f"\nheld-out examples of {len(found.runs) // len(found.pooled)} run(s), seed {seed}, with 95% intervals:")
         width = max((len(name) for name in scores), default=0)
@@ -162,11 +163,7 @@ def _train_best(config: RunConfig, verbose: bool) -> int:
     """Train several models within the time budget; print them, then the results of the best one."""
     from tunesmith.tuning.best import run_best
 
-    if read_launch().world > 1:
-        raise ConfigError(
-            "--recipe best trains one run after the other in one process", fix="Start it without a launcher."
-        )
-    found = with_console(config, lambda watch: run_best(config, watch), verbose=verbose)
+    found = with_console(config, lambda observer: run_best(config, observer), verbose=verbose)
     print(f"\ntried, in {found.table['seconds']:.0f} s of {config.time_budget}:")
     for one in found.table["tried"]:
         for name, run in one["runs"].items():
@@ -183,8 +180,9 @@ def print_scores(result: RunResult) -> None:
     """Print the scores of the last split with intervals, one line for each other split, and which weights were kept."""
     *others, last = list(result.scores.items()) or [("", {})]
     for split, found in others:
-        shown = [f"{score.title(metric)} {score.text()}" for metric, score in list(found.items())[:2]]
-        print(f"\n{split}: {', '.join(shown)}")
+        shown = [f"{metric} {score.text(count=False)}" for metric, score in list(found.items())[:2]]
+        rows = next((f" (n={score.n:,})" for score in found.values()), "")
+        print(f"\n{split}{rows}: {', '.join(shown)}")
     split, found = last
     width = max((len(score.title(metric)) for metric, score in found.items()), default=0)
     if found:
@@ -197,9 +195,9 @@ def print_scores(result: RunResult) -> None:
         count = f"{len(result.warnings)} warning{'s' if len(result.warnings) > 1 else ''}"
         print(f"\nbefore you trust these scores: {count} about the data above, and in report.html")
     if result.best_step is not None:
-        print(f"\nkept the weights of step {result.best_step} of {result.steps} (best validation score)")
+        print(f"kept the weights of step {result.best_step} of {result.steps} (best validation score)")
     else:
-        print(f"\nkept the weights of the last step, {result.steps}")
+        print(f"kept the weights of the last step, {result.steps}")
 
 
 def print_diagnosis(result: RunResult) -> None:
@@ -208,7 +206,15 @@ def print_diagnosis(result: RunResult) -> None:
         print("\ndiagnosis:")
         for line in result.diagnosis:
             indent = " " * (len(line) - len(line.lstrip()) + 2)
-            print(textwrap.fill(line.strip(), _width(), initial_indent=indent, subsequent_indent=f"{indent}  "))
+            print(
+                textwrap.fill(
+                    line.strip(),
+                    _width(),
+                    initial_indent=indent,
+                    subsequent_indent=f"{indent}  ",
+                    break_on_hyphens=False,
+                )
+            )
 
 
 def _width() -> int:
@@ -221,4 +227,3 @@ def print_next(result: RunResult) -> None:
     print(f"\nrun folder: {result.run.path}   (report.html, curves.png, README.md, model/)\nnext:")
     print(f"  tunesmith predict {folder} --input new.csv --output predictions.csv")
     print(f"  tunesmith evaluate {folder} --test_file labeled.csv")
-    print(f"  tunesmith report {folder}")

@@ -57,6 +57,12 @@ IGNORED: dict[str, tuple[Any, str]] = {
     "pad_to_multiple_of": (None, "batches are padded to their longest example"),
     "project": ("tunesmith", "set the project with the tracker's own environment variable, such as WANDB_PROJECT"),
     "shuffle_window": (50, "length grouping sorts within 50 batches"),
+    "pad_to_max_length": (False, "batches are padded to their longest example, with the same results"),
+    "eval_delay": (0, "every evaluation takes place; set eval_strategy steps and eval_steps for fewer"),
+    "early_stopping_threshold": (0.0, "any improvement counts; set early_stopping_patience"),
+    "greater_is_better": (None, "the direction of every metric is known"),
+    "dataloader_num_workers": (0, "batches are prepared in advance if there is a GPU"),
+    "auto_find_batch_size": (True, "a batch that does not fit into memory is always split, with the same results"),
 }
 """Name -> (default in earlier versions, why it is not needed). The default, as in an old run.yaml, is accepted silently."""
 
@@ -76,11 +82,22 @@ REFUSED: dict[str, str] = {
     "torch_compile_mode": "torch.compile is available through tunesmith.Trainer",
     "save_only_model": "checkpoints always contain the optimizer; the folder model/ contains only the weights",
     "weights_only": "to start from the weights of a run, set model_name_or_path to its model folder",
+    "token_budget": "set per_device_train_batch_size; train_sampling_strategy group_by_length keeps padding low",
+    "dataloader_drop_last": "the last batch of an epoch is always used; its loss is the mean over its examples",
+    "allow_single_label": "a model needs examples of two labels; add examples with another label",
+    "max_predict_samples": "use max_eval_samples, which limits the validation and the test examples",
     "eval_on_start": "use `tunesmith evaluate` to score a model before training",
 }
 """Name -> why it is not supported and what to do instead. A value that means off is accepted silently."""
 
-REMOVED_DEFAULTS: dict[str, Any] = {"torch_compile": False, "eval_on_start": False, "shuffle_window": 50}
+REMOVED_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("torch_compile", "eval_on_start", "pad_to_max_length", "dataloader_drop_last"), False),
+    **dict.fromkeys(("token_budget", "greater_is_better"), None),
+    "shuffle_window": 50,
+    "eval_delay": 0,
+    "early_stopping_threshold": 0.0,
+    "allow_single_label": False,
+}
 """Removed options that are part of the identity in checkpoints of earlier versions."""
 
 SHORT_NAMES: dict[str, str] = {
@@ -287,7 +304,7 @@ def read_entries(path: str | Path) -> FileEntries:
 def refuse_more(count: int, file: str) -> None:
     """A ConfigError when a file holds more names than a config can have."""
     if count > MAX_ENTRIES:
-        raise ConfigError(f"holds more than {MAX_ENTRIES} names", where=file, fix="Is it a data file?")
+        raise ConfigError(f"contains more than {MAX_ENTRIES} names", where=file, fix="Is it a data file?")
 
 
 def _read_text(path: Path) -> str:
@@ -343,7 +360,7 @@ def _check_events(events: Iterable[Any], file: str, yaml: Any) -> None:
             _refuse(event, file, "is nested too deeply")
         documents += isinstance(event, yaml.DocumentStartEvent)
         if documents > 1:
-            raise ConfigError("holds more than one YAML document", where=file, fix="Keep one")
+            raise ConfigError("contains more than one YAML document", where=file, fix="Keep one")
 
 
 def _pairs(mapping: Any, file: str, problems: list[str]) -> dict[str, Entry]:
@@ -355,7 +372,7 @@ def _pairs(mapping: Any, file: str, problems: list[str]) -> dict[str, Entry]:
         where = f"{file}:{_mark(key.start_mark)}"
         if key.value in entries:
             before = entries[key.value].where
-            problems.append(f"{where}: {key.value} is given twice, first at {before}. Keep one of them")
+            problems.append(f"{where}: {key.value} is set twice, first at {before}. Keep one of them")
         entries[key.value] = Entry(key.value, _value(value, file, problems), where)
     return entries
 

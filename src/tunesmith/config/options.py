@@ -95,9 +95,7 @@ class Options:
     max_train_samples: FromOne | None = None
     """Maximum number of training examples, sampled with the seed and stratified by label."""
     max_eval_samples: FromOne | None = None
-    """Maximum number of validation examples, sampled in the same way."""
-    max_predict_samples: FromOne | None = None
-    """Maximum number of test examples, sampled in the same way."""
+    """Maximum number of validation and of test examples, sampled in the same way."""
 
     # Columns and reading
     text_column_names: tuple[str, ...] | None = None
@@ -126,8 +124,6 @@ class Options:
     """How quotes are read. minimal: as in RFC 4180. none: as plain characters. Default: minimal for csv, none for tsv."""
     sheet_name: str | None = None
     """Sheet of a spreadsheet. Default: the one that contains a table."""
-    allow_single_label: bool = False
-    """Train even if all examples have the same label."""
     allow_empty_text: bool = False
     """Accept rows with empty text."""
     labels_file: str | None = None
@@ -142,20 +138,12 @@ class Options:
     """Maximum number of tokens per example; longer ones are truncated. Default: the limit of the model, at most 512."""
     long_texts: Literal["auto", "head", "head_tail", "windows", "full"] = "auto"
     """How to read longer examples: head, head_tail, windows (pooled) or full (the limit of the model). auto: by the recipe."""
-    pad_to_max_length: bool = False
-    """Pad every example to `max_seq_length` instead of the longest of its batch."""
     preprocessing_num_workers: Annotated[int, Range(at_least=1, at_most=1024)] | None = None
     """Number of processes for tokenization. Default: one, which uses all cores."""
     cache_dir: str | None = None
     """Folder for cached tables, tokens and downloads. Default: ~/.cache/tunesmith and the Hugging Face cache."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] | None = None
     """Order of the training examples. Default: group_by_length (similar lengths per batch); random on a GPU without padding."""
-    token_budget: FromOne | None = None
-    """Number of tokens per training batch, instead of a fixed number of examples."""
-    dataloader_num_workers: FromZero = 0
-    """Number of batches to prefetch in a background thread. 0: no prefetching on a CPU, 2 batches on a GPU."""
-    dataloader_drop_last: bool = False
-    """Drop the last batch of an epoch if it is incomplete."""
 
     # Model
     model_name_or_path: str | None = None
@@ -240,22 +228,16 @@ class Options:
     """When to evaluate. Default: epoch if there is validation data, otherwise no."""
     eval_steps: Steps | None = None
     """Steps between evaluations with --eval_strategy steps; below 1: share of all steps. Default: `logging_steps`."""
-    eval_delay: NotNegative = 0
-    """Number of epochs (or steps, with --eval_strategy steps) before the first evaluation."""
     train_sample_size: FromZero = 256
     """Number of training examples to evaluate with the validation set, for comparable curves. 0: none."""
     metric_name: tuple[str, ...] | None = None
     """Metrics to report. Default: by task; for GLUE tasks the official ones."""
     metric_for_best_model: str | None = None
     """Metric that selects the best checkpoint. Default: the first metric of the task."""
-    greater_is_better: bool | None = None
-    """Whether a higher `metric_for_best_model` is better. Default: known for each metric."""
     load_best_model_at_end: bool | None = None
     """Keep the best model instead of the last one. Default: true if there is validation data."""
     early_stopping_patience: FromOne | None = None
     """Stop after this many evaluations without improvement. Default: never."""
-    early_stopping_threshold: NotNegative = 0.0
-    """Smallest change that counts as an improvement."""
 
     # Precision and speed
     bf16: bool | None = None
@@ -276,8 +258,6 @@ class Options:
     """Use fused kernels for layers on a GPU in bf16 or fp16. Results don't change."""
     cuda_graphs: AutoOnOff = "auto"
     """Capture training steps as CUDA graphs on a single GPU. Results don't change."""
-    auto_find_batch_size: bool = True
-    """Split the batch and accumulate gradients if the GPU runs out of memory. Results don't change."""
 
     # Multiple devices
     ddp_timeout: Annotated[int, Range(at_least=1, at_most=10_000_000)] = 1800

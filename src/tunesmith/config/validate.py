@@ -36,7 +36,6 @@ def find_problems(
         *_check_columns(config),
         *_check_metrics(config),
         *_check_evaluation(config),
-        *_check_batches(config),
         *_check_engine(config),
         *_check_saving(config),
         *_check_paths(config),
@@ -89,10 +88,10 @@ def _range_problems(value: int | float, limits: Range, default: float | None) ->
 def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
     given = [name for name in DATA_SOURCES if getattr(config, name) is not None]
     if len(given) > 1:
-        yield given[1], f"cannot be used together with {given[0]}", "Give one source of training rows"
+        yield given[1], f"cannot be used together with {given[0]}", "Set one source of training data"
     if need_data and not given:
         fix = "Use --train_file FILE, --task_name mrpc or --dataset_name NAME"
-        yield "train_file", "no training rows are given", fix
+        yield "train_file", "no training data", fix
     if config.dataset_config_name is not None and config.dataset_name is None:
         yield "dataset_config_name", "needs dataset_name", "Add --dataset_name glue, for example"
     for name in ("train_split_name", "validation_split_name", "test_split_name"):
@@ -114,14 +113,14 @@ def _check_folds(config: RunConfig) -> Iterator[Problem]:
     if config.fold is not None and (config.folds is None or config.fold > config.folds):
         yield "fold", f"there is no fold {config.fold} of {config.folds or 0}", "Give --folds, and a fold up to it"
     if config.folds is not None and config.validation_file is not None:
-        yield "folds", "makes its own validation rows, and a validation_file is given", "Give one of them"
+        yield "folds", "makes its own validation splits, but validation_file is set", "Set one of them"
 
 
 def _check_best(config: RunConfig) -> Iterator[Problem]:
     several = "," in (config.model_name_or_path or "")
     if config.recipe != "best":
         if several:
-            yield "model_name_or_path", "names several models", "Give one, or add --recipe best"
+            yield "model_name_or_path", "names several models", "Name one, or add --recipe best"
         return
     if config.time_budget is None:
         yield "recipe", "best needs a time_budget", "Add --time_budget 20m, for example"
@@ -172,7 +171,7 @@ def _check_class_weights(config: RunConfig) -> Iterator[Problem]:
     if any(weight <= 0 for weight in weights):
         yield "class_weights", f"{min(weights)} is not above 0", "Give each label a positive weight"
     if config.label_names is not None and len(weights) != len(config.label_names):
-        yield "class_weights", f"{len(weights)} weights for {len(config.label_names)} labels", "Give one for each"
+        yield "class_weights", f"{len(weights)} weights for {len(config.label_names)} labels", "Set one per label"
 
 
 def _check_metrics(config: RunConfig) -> Iterator[Problem]:
@@ -217,22 +216,9 @@ def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
         yield "save_strategy", f"best needs evaluations, but {why}", fix
 
 
-def _check_batches(config: RunConfig) -> Iterator[Problem]:
-    if config.token_budget is not None:
-        longest = config.max_seq_length
-        if longest is not None and config.token_budget < longest:
-            yield "token_budget", f"{config.token_budget} is too small for one row of {longest} tokens", "Raise it"
-        if config.train_sampling_strategy == "sequential":
-            yield "token_budget", "sorts rows, so it contradicts train_sampling_strategy sequential", "Give one"
-        if config.decided.num_train_epochs > 10_000:
-            yield "num_train_epochs", "is above 10000 with token_budget, which counts each epoch", "Lower it"
-    if config.pad_to_max_length and config.padding_free == "on":
-        yield "padding_free", "on contradicts pad_to_max_length", "Give one of them"
-
-
 def _check_engine(config: RunConfig) -> Iterator[Problem]:
     if config.bf16 and config.fp16:
-        yield "fp16", "cannot be used together with bf16", "Give one of them; bf16 where the GPU has it"
+        yield "fp16", "cannot be used together with bf16", "Set one of them; bf16 if the GPU supports it"
     if config.use_cpu and config.cuda_graphs == "on":
         yield "cuda_graphs", "on needs a GPU, but use_cpu is set", "Leave one of them out"
     options = (config.lr_scheduler_type, config.lr_scheduler_kwargs, config.decided.learning_rate)
@@ -256,14 +242,14 @@ def _check_paths(config: RunConfig) -> Iterator[Problem]:
         value = getattr(config, name)
         texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
         if any(isinstance(text, str) and not _is_text(text) for text in texts):
-            yield name, "is not UTF-8 text, or holds a NUL character", "Use another name"
+            yield name, "is not UTF-8 text, or contains a NUL character", "Use another name"
         elif name in PATH_OPTIONS and isinstance(value, str) and value.startswith("~"):
             yield name, f"{value.split('/')[0]} is not a home folder", "Write the path out, or ./~name"
     asked = config.run_name
     if asked is None or config.output_dir is not None:
         return
     if not asked.strip() or asked in (".", "..") or any(c in "/\\" or not c.isprintable() for c in asked):
-        fix = "Use one name without slashes, or say where the folder goes with --output_dir"
+        fix = "Use one name without slashes, or set --output_dir"
         yield "run_name", f"{asked!r} cannot be the name of a folder in runs/", fix
 
 

@@ -1,16 +1,343 @@
-"""Batches as tensors: dynamic padding, fixed shapes where asked, and the windows of an epoch for one rank."""
+"""Tokenized rows, the order in which an epoch sees them, and padded batches of them as tensors.
+
+The order of an epoch is a pure function of (seed, epoch): nothing to save. Imports torch only when tensors are made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import queue
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from tunesmith.data.tokens import EpochOrder, Sampling, TokenRows, epoch_order, length_batches, pad_rows, prefetched
+from tunesmith.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+from typing import Protocol
+
+IntArray = npt.NDArray[np.int64]
+TOKEN_COLUMNS = ("input_ids", "token_type_ids")
+"""Columns with one value a token. The attention mask is not stored: it is all ones before padding."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A column of variable-length rows, in chunks of (values, offsets), as Arrow keeps them; memory-mapped data stays on disk."""
+
+    chunks: tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], ...]
+    starts: IntArray
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[int]], dtype: type[np.signedinteger[Any]] = np.int32) -> Ragged:
+        """One chunk that holds a copy of the rows."""
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum([len(r) for r in rows], out=offsets[1:])
+        values = np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1]))
+        return cls(((values, offsets),), np.array([0, len(rows)], dtype=np.int64))
+
+    @classmethod
+    def from_arrow(cls, column: Any) -> Ragged:
+        """Views on the buffers of a pyarrow list column: nothing is copied."""
+        chunks = tuple((chunk.values.to_numpy(), chunk.offsets.to_numpy()) for chunk in column.chunks)
+        return cls(chunks, np.cumsum([0, *map(len, column.chunks)], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Tokens in each row."""
+        return np.concatenate([np.zeros(0, np.int32), *(np.diff(ends).astype(np.int32) for _, ends in self.chunks)])
+
+    def take(self, indices: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """The rows at these indices, as views."""
+        homes = np.searchsorted(self.starts, indices, side="right") - 1
+        out = []
+        for index, home in zip(indices, homes, strict=True):
+            values, offsets = self.chunks[home]
+            at = int(index - self.starts[home])
+            out.append(values[offsets[at] : offsets[at + 1]])
+        return out
+
+
+MOST_WINDOWS = 8
+"""The most windows of a row; the rest of the row is cut."""
+
+
+@dataclass(frozen=True)
+class TextWindows:
+    """Windows of `length` tokens, including the special tokens before and behind the text."""
+
+    length: int
+    before: int
+    behind: int
+    drawn: bool = False
+    """Whether a batch has a random window of a row; otherwise the first."""
+
+    @property
+    def room(self) -> int:
+        """Tokens of text in a window."""
+        return self.length - self.before - self.behind
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a row that all windows together hold."""
+        return MOST_WINDOWS * self.room + self.before + self.behind
+
+    def starts(self, tokens: int) -> list[int]:
+        """Where in its text the windows of a row begin: as few as cover it, spread evenly."""
+        text = tokens - self.before - self.behind
+        last = max(0, -(-text // self.room) - 1)
+        return [round(k * (text - self.room) / last) for k in range(last + 1)] if last else [0]
+
+    def part(self, values: npt.NDArray[Any], start: int) -> npt.NDArray[Any]:
+        """The window of a row that begins at `start`, with the special tokens of the row."""
+        if len(values) <= self.length:
+            return values
+        at = self.before + start
+        ends = values[: self.before], values[len(values) - self.behind :]
+        return np.concatenate([ends[0], values[at : at + self.room], ends[1]])
+
+    def shown(
+        self, tokens: dict[str, list[npt.NDArray[Any]]], rows: npt.NDArray[Any]
+    ) -> dict[str, list[npt.NDArray[Any]]]:
+        """One window of each row of a batch."""
+        starts = [self.starts(len(ids)) for ids in tokens["input_ids"]]
+        rng = np.random.default_rng(zlib.crc32(np.ascontiguousarray(rows, dtype=np.int64).tobytes()))
+        chosen = [found[int(rng.integers(len(found)))] if self.drawn else 0 for found in starts]
+        return {
+            name: [self.part(values, start) for values, start in zip(column, chosen, strict=True)]
+            for name, column in tokens.items()
+        }
+
+
+def mean_by_row(logits: npt.NDArray[np.float32], owners: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """The mean of the logits of each row's windows; `owners` are ascending, each row has one window at least."""
+    first = np.flatnonzero(np.diff(owners, prepend=-1))
+    sums = np.add.reduceat(logits.astype(np.float64), first, axis=0)
+    return (sums / np.diff(first, append=len(owners))[:, None]).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The rows of one split: token columns, their lengths, and labels, if there are any.
+
+    `known_ids`: the token ids that occur, if they were counted before; counting them here reads every page. With `windows`
+    a row may be longer than the model takes: `lengths` and `take` are about one window of it.
+    """
+
+    columns: dict[str, Ragged]
+    lengths: npt.NDArray[np.int32]
+    labels: npt.NDArray[Any] | None
+    known_ids: IntArray | None = None
+    windows: TextWindows | None = None
+
+    @classmethod
+    def from_lists(cls, data: Mapping[str, Sequence[Any]]) -> TokenRows:
+        """From plain lists, as a tokenizer returns them; "labels" or "label" is optional."""
+        columns = {name: Ragged.from_lists(data[name]) for name in TOKEN_COLUMNS if name in data}
+        return cls(columns, columns["input_ids"].lengths(), _label_array(data.get("labels", data.get("label"))))
+
+    @classmethod
+    def from_arrow(cls, table: Any, *, known_ids: IntArray | None = None) -> TokenRows:
+        """From a pyarrow table (memory-mapped or not); token columns are not copied."""
+        columns = {name: Ragged.from_arrow(table.column(name)) for name in TOKEN_COLUMNS if name in table.column_names}
+        labels = None
+        if "labels" in table.column_names:
+            column = table.column("labels")
+            nested = str(column.type).startswith(("list", "large_list", "fixed_size_list"))
+            labels = _label_array(column.to_pylist() if nested else column.to_numpy())
+        return cls(columns, columns["input_ids"].lengths(), labels, known_ids)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def take(self, indices: npt.NDArray[Any]) -> dict[str, list[npt.NDArray[Any]]]:
+        """The token columns of these rows, in this order."""
+        taken = {name: column.take(indices) for name, column in self.columns.items()}
+        return taken if self.windows is None else self.windows.shown(taken, indices)
+
+    def in_windows(self, windows: TextWindows | None) -> TokenRows:
+        """Return the same rows; `take` returns one window of each."""
+        if windows is None:
+            return self
+        lengths = np.minimum(self.columns["input_ids"].lengths(), windows.length).astype(np.int32)
+        return replace(self, lengths=lengths, windows=windows)
+
+    def all_windows(self) -> tuple[TokenRows, IntArray]:
+        """Every window as a separate row, without labels, and the number of the row it belongs to."""
+        windows = self.windows
+        assert windows is not None
+        starts = [windows.starts(int(n)) for n in self.columns["input_ids"].lengths()]
+        owners = np.repeat(np.arange(len(self), dtype=np.int64), [len(found) for found in starts])
+        parts = {}
+        for name, column in self.columns.items():
+            whole = zip(column.take(np.arange(len(self))), starts, strict=True)
+            parts[name] = [windows.part(values, start).tolist() for values, found in whole for start in found]
+        return TokenRows.from_lists(parts), owners
+
+    def select(self, indices: npt.NDArray[Any]) -> TokenRows:
+        """A copy of some rows, in this order."""
+        columns = {name: Ragged.from_lists([list(r) for r in col.take(indices)]) for name, col in self.columns.items()}
+        labels = None if self.labels is None else self.labels[indices]
+        return TokenRows(columns, self.lengths[indices], labels, windows=self.windows)
+
+    def used_ids(self, vocabulary_size: int) -> IntArray:
+        """The token ids that occur, sorted."""
+        if self.known_ids is not None:
+            return self.known_ids
+        seen = np.zeros(vocabulary_size, dtype=bool)
+        for values, offsets in self.columns["input_ids"].chunks:
+            seen[values[offsets[0] : offsets[-1]]] = True
+        return np.flatnonzero(seen)
+
+
+def _label_array(labels: Any) -> npt.NDArray[Any] | None:
+    if labels is None:
+        return None
+    array = np.asarray(labels)
+    return array.astype(np.float32 if array.dtype.kind == "f" or array.ndim == 2 else np.int64)
+
+
+def pad_rows(
+    tokens: Mapping[str, Sequence[npt.NDArray[Any]]], width: int, fill: Mapping[str, int], side: str
+) -> dict[str, IntArray]:
+    """Rectangular arrays and the attention mask; `fill` is the value of padding by column."""
+    rows = tokens["input_ids"]
+    mask = np.zeros((len(rows), width), dtype=np.int64)
+    out = {name: np.full((len(rows), width), fill[name], dtype=np.int64) for name in TOKEN_COLUMNS if name in tokens}
+    for i, row in enumerate(rows):
+        at = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        mask[i, at] = 1
+        for name, array in out.items():
+            array[i, at] = tokens[name][i]
+    return {**out, "attention_mask": mask}
+
+
+Sampling = Literal["random", "sequential", "group_by_length"]
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """Window i holds `rows[starts[i]:starts[i + 1]]`: all rows of one optimizer step, over all micro-batches and ranks."""
+
+    rows: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def window(self, index: int) -> npt.NDArray[np.int64]:
+        """Rows of one optimizer step."""
+        return self.rows[self.starts[index] : self.starts[index + 1]]
+
+
+def epoch_order(
+    num_rows: int,
+    *,
+    seed: int,
+    epoch: int,
+    rows_per_step: int,
+    sampling: Sampling = "random",
+    lengths: npt.NDArray[Any] | None = None,
+    shuffle_window: int = 50,
+    drop_last: bool = False,
+) -> EpochOrder:
+    """The windows of one epoch. Every row occurs once; with `drop_last` all but the last few of the epoch's random order.
+
+    With `group_by_length`, rows of similar length share a step. Sorting spans `shuffle_window` steps, not the
+    epoch: sorting the whole epoch makes the loss curve saw-tooth.
+    """
+    rng = np.random.Generator(np.random.Philox(key=[seed & (2**63 - 1), epoch]))
+    rows = np.arange(num_rows) if sampling == "sequential" else rng.permutation(num_rows)
+    if drop_last:  # before they are sorted: in each epoch others are left out
+        num_rows -= num_rows % rows_per_step
+        rows = rows[:num_rows]
+    if sampling == "group_by_length":
+        if lengths is None:
+            raise ConfigError("length grouping needs the length of every row")
+        span = max(rows_per_step, 1) * shuffle_window
+        for start in range(0, num_rows, span):
+            part = rows[start : start + span]
+            rows[start : start + span] = part[np.argsort(-lengths[part], kind="stable")]
+        rows = _shuffle_full_windows(rows, rows_per_step, shuffle_window, rng)
+    starts = np.append(np.arange(0, num_rows, rows_per_step), num_rows).astype(np.int64)
+    return EpochOrder(rows, starts)
+
+
+def _shuffle_full_windows(
+    rows: npt.NDArray[np.int64], size: int, shuffle_window: int, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Shuffles the full windows within their span; the incomplete window stays last."""
+    full = len(rows) // size
+    grid = rows[: full * size].reshape(full, size)
+    for start in range(0, full, shuffle_window):
+        part = grid[start : start + shuffle_window]
+        grid[start : start + shuffle_window] = part[rng.permutation(len(part))]
+    return rows
+
+
+def length_batches(
+    lengths: npt.NDArray[Any],
+    *,
+    max_rows: int | None = None,
+    max_tokens: int | None = None,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Row numbers of batches sorted by length, longest first, within the limits of `evaluation_batches`."""
+    order = np.argsort(-lengths, kind="stable")[rank::world]
+    start = 0
+    while start < len(order):
+        size = len(order) if max_rows is None else max_rows
+        if max_tokens is not None:
+            size = max(1, min(size, max_tokens // max(int(lengths[order[start]]), 1)))
+        yield order[start : start + size]
+        start += size
+
+
+def prefetched(items: Iterator[Any], prepare: Callable[[Any], Any], ahead: int = 2) -> Iterator[Any]:
+    """The items, prepared by a thread up to `ahead` items in advance; an error is raised in the place of its item."""
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
+    stopped = threading.Event()
+
+    def put(message: tuple[str, Any]) -> None:
+        while not stopped.is_set():
+            with suppress(queue.Full):
+                ready.put(message, timeout=0.1)
+                return
+
+    def work() -> None:
+        try:
+            for item in items:
+                if stopped.is_set():
+                    return
+                put(("item", prepare(item)))
+            put(("end", None))
+        except BaseException as error:
+            put(("error", error))
+
+    thread = threading.Thread(target=work, name="tunesmith-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value
+            yield value
+    finally:
+        stopped.set()
+        thread.join(timeout=5)
+
 
 Split = Callable[["Batch", int], "list[Batch]"]
 
@@ -74,6 +401,8 @@ class Padding:
 
     def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, Any]:
         """Rectangular int64 tensors and the attention mask."""
+        import torch
+
         width = self.width(max((len(r) for r in tokens["input_ids"]), default=1))
         fill = {"input_ids": self.pad_token_id, "token_type_ids": self.pad_token_type_id}
         return {name: torch.from_numpy(array) for name, array in pad_rows(tokens, width, fill, self.side).items()}
@@ -92,6 +421,8 @@ def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: 
 
 def make_batch(rows: TokenRows, indices: npt.NDArray[np.int64], collate: Collate) -> Batch:
     """The micro-batch of these rows."""
+    import torch
+
     inputs = collate(rows.take(indices))
     labels = None if rows.labels is None else torch.from_numpy(np.ascontiguousarray(rows.labels[indices]))
     size = int(rows.lengths[indices].sum()), int(inputs["input_ids"].numel())
@@ -129,6 +460,8 @@ def views_of(block: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch
 
 def pin_batch(batch: Batch) -> Batch:
     """The same batch in one block of pinned memory: one copy takes it to a GPU."""
+    import torch
+
     tensors = tensors_of(batch)
     size = sum(-(-t.numel() * t.element_size() // 16) * 16 for t in tensors)
     block = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
@@ -149,7 +482,6 @@ class Batches:
     accumulation: int = 1
     sampling: Sampling = "random"
     shuffle_window: int = 50
-    token_budget: int | None = None
     drop_last: bool = False
     rank: int = 0
     world: int = 1
@@ -173,14 +505,11 @@ class Batches:
             sampling=self.sampling,
             lengths=self.rows.lengths,
             shuffle_window=self.shuffle_window,
-            token_budget=self.token_budget,
             drop_last=self.drop_last,
         )
 
     def steps_in_epoch(self, epoch: int) -> int:
-        """Optimizer steps of an epoch; only a token budget makes them differ between epochs."""
-        if self.token_budget is not None:
-            return len(self.order(epoch))
+        """Return the number of optimizer steps of an epoch."""
         full, tail = divmod(len(self.rows), self.rows_per_step)
         return full + (1 if tail and not self.drop_last else 0)
 
@@ -196,8 +525,7 @@ class Batches:
         idle = len(mine) == 0
         if idle:
             mine = all_rows[:1]
-        size = self.batch_size if self.token_budget is None else max(len(mine), 1)
-        pieces = [mine[i : i + size] for i in range(0, len(mine), size)]
+        pieces = [mine[i : i + self.batch_size] for i in range(0, len(mine), self.batch_size)]
         micro = [make_batch(self.rows, piece, self.collate) for piece in pieces]
         if self.pinned:
             micro = [pin_batch(batch) for batch in micro]

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from tunesmith.config.options import RunConfig
-from tunesmith.data.label_values import (
+from tunesmith.data.labels import (
     ANY_NUMBER,
     DOUBTFUL_SEPARATORS,
     NUMBER,
+    OFF,
+    ON,
     Survey,
     alike,
     class_names,
@@ -27,7 +29,7 @@ from tunesmith.data.label_values import (
     is_list_type,
     survey_labels,
 )
-from tunesmith.data.source import Source
+from tunesmith.data.rows import Columns, Source
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
 from tunesmith.labels import UNLABELLED, Task
 
@@ -55,8 +57,6 @@ ASIDE: tuple[str, ...] = (
 """Columns that describe a row and are rarely what is to be predicted."""
 _PAIR_ENDS = (("1", "2"), ("a", "b"), ("left", "right"), ("first", "second"), ("one", "two"))
 _IDS = frozenset(["id", "idx", "index", "guid", "uid", "uuid", "pairid", "rowid", "key", "docid", "nr", "no", "编号"])
-ON = frozenset(["1", "1.0", "true", "yes", "y", "ja", "oui", "si", "sí", "sim", "是"])
-OFF = frozenset(["0", "0.0", "false", "no", "n", "nein", "non", "não", "否"])
 SAMPLE_ROWS = 2_000
 _DATE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}(:\d{2})?.*)?$")
 _MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
@@ -274,7 +274,7 @@ class ColumnChooser:
         asked = []
         if len(texts) > 1:
             shown = "; ".join(known[names[0]] for names in texts if len(names) == 1)
-            asked.append(f"which column holds the text (two for a pair)? Candidates: {shown}")
+            asked.append(f"which column contains the text (two for a pair)? Candidates: {shown}")
         if len(labels) > 1:
             shown = "; ".join(known.get(n, f"{n!r} (several labels per row)") for n in labels)
             asked.append(f"which column is the label? Candidates: {shown}")
@@ -328,20 +328,6 @@ def find_glue_task(name: str | None) -> str | None:
     return task
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """`text` is one name or two; `why` says in sentences how text, label and task were chosen.
-
-    `default_names` are those of the label ids of a GLUE task.
-    """
-
-    text: tuple[str, ...]
-    label: str | None
-    task: Task
-    why: tuple[str, ...] = ()
-    default_names: tuple[str, ...] = ()
-
-
 def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None) -> Columns:
     """Return the columns of the train split, checked to be in every other; columns that the user names are always used."""
     config = config or RunConfig()
@@ -367,7 +353,7 @@ def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None
     for split, source in sources.items():
         for name in text:
             require_text(source, name)
-        if not split.startswith("test") or has_label(source, label):
+        if not split.startswith("test") or source.has_label(label):
             _require_label(source, label)
     if glue is not None and not glue_labels and do_regression is None:
         task, why_task = Task.REGRESSION, f"Task: regression, as in GLUE {glue}."
@@ -380,25 +366,14 @@ def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None
         task = Task.BINARY if len(listed) == 2 else Task.MULTICLASS
         why_task = f"Task: {task.value}, because {len(listed)} label{'s' * (len(listed) != 1)} are listed."
     notes = dict.fromkeys(source.note for source in sources.values() if source.note is not None)
-    used = {*text, label, *label_parts(train, label)}
+    used = {*text, label, *train.label_parts(label)}
     unused = [name for name in train.column_names if name not in used]
     why_unused = (f"Not used: {first_few(list(map(repr, unused)), 8)}.",) if unused else ()
     return Columns(text, label, task, (*notes, why_text, why_label, why_task, *why_unused), glue_labels)
 
 
-def label_parts(source: Source, label: str) -> tuple[str, ...]:
-    """The 0/1 columns that a label name with commas stands for; none for a plain column."""
-    parts = tuple(part.strip() for part in label.split(","))
-    return parts if label not in source.column_names and len(parts) > 1 else ()
-
-
-def has_label(source: Source, label: str) -> bool:
-    """Whether the label column, or all of its 0/1 columns, are there."""
-    return set(label_parts(source, label) or (label,)) <= set(source.column_names)
-
-
 def _require_label(source: Source, label: str) -> None:
-    missing = [part for part in label_parts(source, label) or (label,) if part not in source.column_names]
+    missing = [part for part in source.label_parts(label) or (label,) if part not in source.column_names]
     if missing:
         raise source.no_column(missing[0], "--label_column_name")
 
@@ -416,7 +391,7 @@ def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     if parts is None:
         return ()
     if not 1 <= len(parts) <= 2 or not all(parts):
-        raise ConfigError(f"--text_column_names {names!r}: give one column, or two for a pair, with a comma between")
+        raise ConfigError(f"--text_column_names {names!r}: set one column, or two for a pair, separated by a comma")
     if len(set(parts)) != len(parts):
         raise ConfigError(f"--text_column_names {names!r} names the same column twice")
     return parts
@@ -428,7 +403,7 @@ def _choose_task(
     source = sources.get("train") or next(iter(sources.values()))
     if do_regression:
         return Task.REGRESSION, "Task: regression, as requested."
-    if label_parts(source, label):
+    if source.label_parts(label):
         return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label."
     single = False
     if is_list_type(source.type_of(label)):
@@ -444,10 +419,10 @@ def _choose_task(
     found = None if separator == "none" or class_names(source, label) else find_separator(survey.counts)
     if found in DOUBTFUL_SEPARATORS:
         word = DOUBTFUL_SEPARATORS[found]
-        _ask(source, f"do cells of {label!r} hold several labels with a {word} between?", f"--label_separator {word}")
+        _ask(source, f"do cells of {label!r} contain several labels separated by {word}?", f"--label_separator {word}")
     if found is not None:
         what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
-        return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} hold {what}."
+        return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} contain {what}."
     if do_regression is None and survey.looks_like_scores:
         return Task.REGRESSION, f"Task: regression, because {label!r} contains numbers with fractions."
     if do_regression is None and survey.counts and all(ANY_NUMBER.match(value) for value in survey.counts):
@@ -470,7 +445,7 @@ def _class_task(
     count = len(names) if names else len(values)
     many = count > (max(30, survey.rows // 2) if is_sure_label(label) else 12)
     if do_regression is None and names is None and many and survey.numbers == survey.rows:
-        question = f"{label!r} holds {count:,} different whole numbers: is it a number to predict?"
+        question = f"{label!r} has {count:,} different integers: is it a number to predict?"
         _ask(source, question, "--do_regression true")
     task = Task.BINARY if count == 2 else Task.MULTICLASS
     steps = do_regression is None and count >= 3 and all(v.isdigit() for v in values) and not names
@@ -489,7 +464,7 @@ def require_text(source: Source, name: str) -> None:
     if name not in source.column_names:
         raise source.no_column(name, "--text_column_names")
     if not source.holds_text(name):
-        raise DataError(f"column {name!r} holds {source.type_of(name)}, expected text", where=source.origin)
+        raise DataError(f"column {name!r} contains {source.type_of(name)}, expected text", where=source.origin)
 
 
 def _refuse_absent_header(chooser: ColumnChooser) -> None:

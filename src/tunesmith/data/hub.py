@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.data.read import is_saved_dataset, load_folder
 from tunesmith.errors import ConfigError, DataError, ResourceError, TunesmithError, did_you_mean, short_text
-from tunesmith.runs.environment import ask_hub, library_bars_off
+from tunesmith.models.files import ask_hub, library_bars_off
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NoReturn
 
-from tunesmith.data.files import UnreadableText
-from tunesmith.data.source import BAD_COLUMN, LINE_COLUMN
+from tunesmith.data.rows import BAD_COLUMN, LINE_COLUMN
+from tunesmith.data.text_files import UnreadableText
 from tunesmith.errors import DataError, did_you_mean
 
 MAX_DEPTH = 64

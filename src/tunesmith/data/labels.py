@@ -1,4 +1,5 @@
-"""Labels as numbers: the column "labels" in every split, from one list of names, and the checks that make it safe to train on.
+"""From a label column to the column "labels": what its cells are, one list of names for all splits, and the checks that make it
+safe to train on.
 
 Names come from `label_names`, else from a ClassLabel, else from the values in train: whole numbers in numeric order, text in code
 point order; a model with a trained head for the same names gives its order. Of two classes the second is the positive one, whose
@@ -8,42 +9,296 @@ only, unless `label_names` has it. Labels that differ only in case or spaces are
 
 from __future__ import annotations
 
+import ast
 import csv
 import hashlib
 import io
+import json
 import math
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.data.columns import OFF, ON, Columns, has_label, label_parts
-from tunesmith.data.label_values import (
-    NUMBER,
-    Survey,
-    alike,
-    class_names,
-    find_separator,
-    fold_case,
-    is_list_type,
-    is_string_type,
-    label_batches,
-    label_cells,
-    split_cell,
-    survey_labels,
-)
-from tunesmith.data.source import Part, Source
+from tunesmith.data.rows import Columns, Ints, Part, Source
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
 from tunesmith.files import BadFile, read_plain
 from tunesmith.labels import UNLABELLED, LabelMap, Task, match_names
-from tunesmith.runs.environment import library_bars_off
+from tunesmith.models.files import library_bars_off
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+ON = frozenset(["1", "1.0", "true", "yes", "y", "ja", "oui", "si", "sí", "sim", "是"])
+
+
+OFF = frozenset(["0", "0.0", "false", "no", "n", "nein", "non", "não", "否"])
+MAX_LABELS = 10_000
+"""A column with more distinct values does not hold labels; counting stops there."""
+
+NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+ANY_NUMBER = re.compile(
+    r"^[€$£¥₹]?\s?[+-]?(\d{1,3}(\.\d{3})+(,\d+)?|\d{1,3}(,\d{3})+(\.\d+)?|\d+([.,]\d+)?|[.,]\d+)([eE][+-]?\d+)?(\s?[%€$£¥₹])?$"
+)
+"""A number in any notation: with decimal comma, thousands separators, percent or currency sign."""
+SEPARATORS = ("|", ";")
+"""Characters that separate labels beyond doubt if the parts of cells repeat."""
+DOUBTFUL_SEPARATORS = {",": "comma", "/": "slash", " ": "space"}
+"""Characters that may be part of a name, so that the user is asked."""
+
+
+@dataclass(frozen=True)
+class LabelBatch:
+    """Some rows of a label column. `cells` are the cells of `column`, or the items of its lists; cell i belongs to row `rows[i]`
+    of the source. `names[i]` is cell i as a label name: null where missing, "-1" where unlabelled.
+    """
+
+    column: Any
+    cells: Any
+    rows: Ints
+    names: Any
+
+
+def label_batches(source: Source, column: str) -> Iterator[LabelBatch]:
+    """The labels of a source, one batch after the other. A ClassLabel id outside of its names is a DataError."""
+    import pyarrow.compute as pc
+
+    known = class_names(source, column)
+    for start, table in source.scan([column]):
+        whole = cells = label_cells(table.column(column))
+        rows = np.arange(start, start + len(whole))
+        if is_list_type(whole.type):
+            cells, rows = pc.list_flatten(whole), rows[pc.list_parent_indices(whole).to_numpy(zero_copy_only=False)]
+        yield LabelBatch(whole, cells, rows, _as_names(cells, known, source, column, rows))
+
+
+@dataclass
+class Survey:
+    """`counts` and `first_row` by label name; missing cells are in neither."""
+
+    rows: int = 0
+    is_list: bool = False
+    is_float: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+    first_row: dict[str, int] = field(default_factory=dict)
+    first_missing: int | None = None
+    numbers: int = 0
+    fractions: int = 0
+    too_many: bool = False
+
+    @property
+    def looks_like_scores(self) -> bool:
+        """At least 95% numbers, some with a fraction: scores with perhaps a few bad cells, not classes."""
+        values = self.numbers if self.too_many else sum(self.counts.values())
+        return self.fractions > 0 and self.numbers >= 0.95 * max(values, 1) and not self.is_list
+
+
+def survey_labels(source: Source, column: str) -> Survey:
+    """Reads the whole column."""
+    import pyarrow as pa
+
+    survey = Survey()
+    for batch in label_batches(source, column):
+        survey.rows += len(batch.column)
+        survey.is_list = survey.is_list or is_list_type(batch.column.type)
+        survey.is_float = survey.is_float or pa.types.is_floating(batch.cells.type)
+        _count(survey, batch)
+        _measure(survey, batch.cells)
+    return survey
+
+
+def _count(survey: Survey, batch: LabelBatch) -> None:
+    import pyarrow.compute as pc
+
+    if batch.names.null_count and survey.first_missing is None:
+        survey.first_missing = int(batch.rows[pc.index(pc.is_null(batch.names), True).as_py()])
+    if survey.too_many:
+        return
+    for pair in pc.value_counts(batch.names.drop_null()):
+        name, count = pair["values"].as_py(), pair["counts"].as_py()
+        if name not in survey.counts:
+            if len(survey.counts) == MAX_LABELS:
+                survey.too_many = True
+                return
+            survey.first_row[name] = int(batch.rows[pc.index(batch.names, name).as_py()])
+        survey.counts[name] = survey.counts.get(name, 0) + count
+
+
+def _measure(survey: Survey, cells: Any) -> None:
+    """Counts numbers and numbers with a fraction."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_integer(cells.type):
+        survey.numbers += len(cells) - cells.null_count
+        return
+    if is_string_type(cells.type):
+        cells = cells.filter(pc.match_substring_regex(cells, NUMBER)).cast(pa.float64())
+    elif not pa.types.is_floating(cells.type):
+        return
+    finite = cells.filter(pc.is_finite(cells))
+    survey.numbers += len(finite)
+    survey.fractions += pc.sum(pc.not_equal(pc.floor(finite), finite)).as_py() or 0
+
+
+def has_single_labels(source: Source, column: str) -> bool:
+    """Whether every list of a column has exactly one item; missing lists do not count."""
+    import pyarrow.compute as pc
+
+    widths: set[int | None] = set()
+    for _, table in source.scan([column]):
+        widths |= set(pc.unique(pc.list_value_length(table.column(column))).to_pylist())
+    return widths - {None} == {1} and class_names(source, column) is None
+
+
+def class_names(source: Source, column: str) -> list[str] | None:
+    """The names of a ClassLabel feature, also inside a list; None for any other column."""
+    feature = source.dataset.features[column]
+    inner = getattr(feature, "feature", feature)
+    if isinstance(inner, list) and inner:
+        inner = inner[0]
+    names = getattr(inner, "names", None)
+    return list(names) if names else None
+
+
+def is_list_type(arrow_type: Any) -> bool:
+    """Whether cells are lists: several labels per row."""
+    import pyarrow as pa
+
+    return isinstance(arrow_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
+
+
+def is_string_type(arrow_type: Any) -> bool:
+    """Whether cells are text that the functions of pyarrow take."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
+
+
+def label_cells(column: Any) -> Any:
+    """A column of labels as one array; decimals, as databases write them, are numbers."""
+    import pyarrow as pa
+
+    cells = column.combine_chunks()
+    return cells.cast(pa.float64()) if pa.types.is_decimal(cells.type) else cells
+
+
+def _as_names(cells: Any, known: list[str] | None, source: Source, column: str, rows: Ints) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = cells.type
+    if known is not None and pa.types.is_integer(kind):
+        bad = pc.fill_null(pc.or_(pc.less(cells, -1), pc.greater_equal(cells, len(known))), False)
+        if pc.any(bad).as_py():
+            at = pc.index(bad, True).as_py()
+            problem = f"label id {cells[at].as_py()} is outside of 0 to {len(known) - 1} ({', '.join(known[:6])})"
+            raise DataError(
+                problem, where=source.where(int(rows[at]), column), fix="Correct the id; -1 means unlabeled."
+            )
+        padded = pa.array([*known, "-1"])
+        return padded.take(pc.if_else(pc.equal(cells, -1), pa.scalar(len(known), kind), cells))
+    if pa.types.is_floating(kind):
+        cells = pc.if_else(pc.is_nan(cells), pa.scalar(None, kind), cells)
+        whole = pc.all(pc.equal(pc.floor(cells), cells)).as_py()
+        fits = pc.all(pc.less(pc.abs(cells), 2.0**53)).as_py()
+        return (cells.cast(pa.int64()) if whole is not False and fits is not False else cells).cast(pa.string())
+    if is_string_type(kind) or pa.types.is_string_view(kind):
+        cells = cells.cast(pa.string())
+        return pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return cells.cast(pa.string())
+    fix = "A label is text, a number, true/false or a list of these."
+    raise DataError(f"column {column!r} contains {kind}, which is not a label", where=source.origin, fix=fix)
+
+
+def find_separator(counts: Mapping[str, int]) -> str | None:
+    """What separates several labels in one cell: a character, "json" for lists in brackets, or None."""
+    cells = [cell for cell in counts if cell]
+    if cells and all(cell.strip().startswith("[") and cell.strip().endswith("]") for cell in cells):
+        return "json"
+    return next((sep for sep in (*SEPARATORS, *DOUBTFUL_SEPARATORS) if _sets_apart(sep, cells, counts)), None)
+
+
+def _sets_apart(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
+    """Whether the parts of cells occur again in other cells, as labels do."""
+    several = [cell for cell in cells if separator in cell]
+    if sum(counts[cell] for cell in several) < 2 or all(ANY_NUMBER.match(cell) for cell in cells):
+        return False
+    uses = Counter(part for cell in cells for part in split_cell(cell, separator))
+    again = sum(count > 1 for count in uses.values())
+    short = all(len(part.split()) <= 4 for part in uses) and (separator != " " or all(p[0] == "#" for p in uses))
+    return short and again >= len(uses) / 2 and len(uses) < len(cells) + len(several)
+
+
+def split_cell(cell: str | None, separator: str) -> list[str]:
+    """The labels of one cell, without the spaces around them."""
+    if cell is None or not cell.strip():
+        return []
+    if separator != "json":
+        return [part.strip() for part in cell.split(separator) if part.strip()]
+    try:
+        found = json.loads(cell)
+    except ValueError:
+        try:
+            found = ast.literal_eval(cell)  # ['a', 'b'], as Python prints a list
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            found = None
+    if not isinstance(found, list) or not all(isinstance(v, (str, int)) for v in found):
+        raise ValueError(f"{cell[:60]!r} is not a list of labels")
+    return [str(value) for value in found]
+
+
+def visible(text: str) -> str:
+    """The text without invisible characters: zero-width spaces and joiners, direction marks."""
+    return "".join(char for char in text if unicodedata.category(char) not in ("Cf", "Cc"))
+
+
+def fold_case(name: str) -> str:
+    """Equal for labels that differ only in case or spaces."""
+    return " ".join(name.casefold().split())
+
+
+def fold_number(name: str) -> str:
+    """Equal for labels that differ only in the way a number is written."""
+    try:
+        return repr(float(name)) if name.strip().isascii() and "_" not in name else name
+    except ValueError:
+        return name
+
+
+def alike(name: str) -> str:
+    """Equal for labels that differ only in case, spaces, Unicode form, invisible characters or the way a number is written."""
+    return fold_case(fold_number(unicodedata.normalize("NFC", visible(name))))
+
+
+def holds_places(source: Source, column: str) -> bool:
+    """Whether a column of lists has a 0 or 1 for every label: lists of one length, some with one of the two twice."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    widths: set[int | None] = set()
+    values: set[str] = set()
+    twice = False
+    for _, table in source.scan([column]):
+        lists = table.column(column).combine_chunks()
+        widths |= set(pc.unique(pc.list_value_length(lists)).to_pylist())
+        found = pc.unique(pc.list_flatten(lists))
+        floats = pa.types.is_floating(found.type)
+        if len(widths) > 1 or len(found) > 3 or class_names(source, column) or floats:
+            return False
+        values |= {str(value).lower() for value in found.to_pylist()}
+        if widths == {2} and not twice:
+            twice = bool(pc.any(pc.equal(pc.list_element(lists, 0), pc.list_element(lists, 1))).as_py())
+    wide = bool(widths - {None, 0, 1, 2})
+    return values in ({"0", "1"}, {"false", "true"}) and (wide or twice)
 
 
 ENCODED = "labels"
@@ -61,19 +316,32 @@ class Naming:
     values: tuple[str, ...]
 
 
-def encode_labels(
-    sources: Mapping[str, Source],
-    columns: Columns,
-    *,
-    label_names: Sequence[str] | None = None,
-    head_names: Sequence[str] = (),
-    allow_single_label: bool = False,
-    positive_label: str | None = None,
-) -> tuple[LabelMap, dict[str, Dataset]]:
-    """The map and the splits with "labels": int64 (-1 unlabelled), float32 (nan unlabelled) or list of float32.
+@dataclass(frozen=True)
+class LabelRules:
+    """What decides the labels in addition to the data."""
 
-    A split whose name starts with "test" may be unlabelled: without the column, or with -1.
+    names: tuple[str, ...] | None = None
+    """The labels that the user listed, in id order."""
+    head_names: Sequence[str] = ()
+    """Labels of the model's head, in id order."""
+    positive: str | None = None
+    separator: str | None = None
+    merge_variants: bool = False
+    allow_single: bool = False
+
+
+def encode_labels(
+    sources: Mapping[str, Source], columns: Columns, rules: LabelRules, notes: list[str]
+) -> tuple[LabelMap, dict[str, Dataset]]:
+    """Return the map and the splits with "labels": int64 (-1 unlabeled), float32 (nan unlabeled) or list of float32.
+
+    A split whose name starts with "test" may be unlabeled: without the column, or with -1. Merged labels are named in `notes`.
     """
+    label_names, head_names = rules.names, rules.head_names
+    if columns.task is Task.MULTILABEL and columns.label is not None:
+        sources = unfold_labels(sources, columns.label, rules.separator)
+    if rules.merge_variants and columns.label is not None and columns.task is not Task.REGRESSION:
+        sources = merge_variants(sources, columns.label, notes, names=label_names or ())
     column = columns.label
     if column is None or not any(column in source.column_names for source in sources.values()):
         missing = "label column" if column is None else f"column {column!r}"
@@ -82,31 +350,28 @@ def encode_labels(
         raise DataError(f"a text column is named {ENCODED!r}, as the labels are inside", fix="Rename it in the data.")
     if columns.task is Task.REGRESSION:
         scores = {split: read_scores(s, column, is_test=split.startswith("test")) for split, s in sources.items()}
-        if "train" in scores and not allow_single_label:
+        if "train" in scores and not rules.allow_single:
             _refuse_constant(sources["train"], column, scores["train"])
         return LabelMap((column,), Task.REGRESSION), _with_labels(sources, scores)
     labelled = {split: source for split, source in sources.items() if column in source.column_names}
     surveys = {split: survey_labels(source, column) for split, source in labelled.items()}
     first = "train" if "train" in labelled else next(iter(labelled))
     train, multilabel = labelled[first], columns.task is Task.MULTILABEL
-    if multilabel:
-        from tunesmith.data.label_values import holds_places
-
-        if surveys[first].is_float or holds_places(train, column):
-            names, places = encode_places(sources, column, label_names)
-            return LabelMap(names, Task.MULTILABEL), _with_labels(sources, places)
-    naming = _choose_names(train, column, surveys[first], label_names, columns.default_names, head_names)
+    if multilabel and (surveys[first].is_float or holds_places(train, column)):
+        names, places = encode_places(sources, column, label_names)
+        return LabelMap(names, Task.MULTILABEL), _with_labels(sources, places)
+    naming = _choose_names(train, column, surveys[first], rules, columns.default_names)
     if not multilabel:
         own = naming.names != columns.default_names and match_names(head_names, naming.names) is None
         free = own and label_names is None and class_names(train, column) is None
-        naming = _put_positive_last(naming, surveys[first].counts, positive_label, free=free)
+        naming = _put_positive_last(naming, surveys[first].counts, rules.positive, free=free)
     for split, source in labelled.items():
         unlabelled = split.startswith("test") and not multilabel
         _check_split(source, column, surveys[split], naming, unlabelled_allowed=unlabelled, is_train=split == first)
     if multilabel:
         lists = {split: encode_lists(source, column, naming.values) for split, source in sources.items()}
         return LabelMap(naming.names, Task.MULTILABEL), _with_labels(sources, lists)
-    if not allow_single_label:
+    if not rules.allow_single:
         _refuse_single_label(train, column, surveys[first], naming)
     ids = {split: _ids(source, column, naming) for split, source in sources.items()}
     return LabelMap.for_classes(naming.names), _with_labels(sources, ids)
@@ -116,7 +381,7 @@ def _refuse_single_label(train: Source, column: str, survey: Survey, naming: Nam
     present = survey.counts.keys() & set(naming.values)
     if len(present) == 1:
         problem = f"all {survey.rows:,} rows have the one label {min(present)!r}: there is nothing to learn"
-        fix = "Add rows with another label, or set --allow_single_label."
+        fix = "Add rows with another label."
         raise DataError(problem, where=train.where(0, column), fix=fix)
 
 
@@ -167,17 +432,13 @@ def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
 
 
 def _choose_names(
-    train: Source,
-    column: str,
-    survey: Survey,
-    label_names: Sequence[str] | None,
-    default_names: Sequence[str],
-    head_names: Sequence[str],
+    train: Source, column: str, survey: Survey, rules: LabelRules, default_names: Sequence[str]
 ) -> Naming:
     """The names and the values they stand for. `default_names` (GLUE's) apply to whole-number labels only.
 
     If neither names nor a ClassLabel are set and the names are those of the model's head, its order is used.
     """
+    label_names, head_names = rules.names, rules.head_names
     found = [name for name in survey.counts if name != _UNLABELLED_NAME or name in (label_names or ())]
     features = class_names(train, column)
     if label_names is not None:
@@ -208,7 +469,7 @@ def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, co
         return Naming(names, tuple(str(i) for i in range(len(names))))
     if len(found) == len(names):
         return Naming(names, ordered)
-    problem = f"--label_names gives {len(names)} names for the {len(found)} labels {', '.join(ordered[:8])}"
+    problem = f"--label_names has {len(names)} names for the {len(found)} labels {', '.join(ordered[:8])}"
     raise DataError(problem, where=f"{train.origin}:{column}", fix="List one name per label, in id order.")
 
 
@@ -348,7 +609,7 @@ def _numbers(cells: Any, source: Source, column: str, start: int) -> Any:
     elif pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type):
         good = pc.is_finite(cells)
     else:
-        raise DataError(f"column {column!r} holds {cells.type}, expected numbers", where=source.origin)
+        raise DataError(f"column {column!r} contains {cells.type}, expected numbers", where=source.origin)
     good = pc.fill_null(good, False)
     if not pc.all(good).as_py():
         at = pc.index(good, False).as_py()
@@ -390,7 +651,7 @@ def _unwrap(source: Source, label: str) -> Source:
         problem = f"{len(lists[long])} labels, expected one"
         raise DataError(problem, where=source.where(long, label), fix="Use one label per row.")
     cells = pa.array([cell[0] if cell else None for cell in lists], table.schema.field(label).type.value_type)
-    return source.with_rows(Dataset(table.set_column(table.column_names.index(label), label, cells)))
+    return source.with_cells(Dataset(table.set_column(table.column_names.index(label), label, cells)))
 
 
 SEPARATOR_WORDS = {"comma": ",", "slash": "/", "pipe": "|", "semicolon": ";", "space": " ", "tab": "\t"}
@@ -399,8 +660,8 @@ SEPARATOR_WORDS = {"comma": ",", "slash": "/", "pipe": "|", "semicolon": ";", "s
 def unfold_labels(sources: Mapping[str, Source], label: str, separator: str | None) -> dict[str, Source]:
     """Sources in which the labels are lists, whatever form they have in the files."""
     train = sources.get("train") or next(iter(sources.values()))
-    if label_parts(train, label):
-        return {k: _join_switches(s, label_parts(s, label)) if has_label(s, label) else s for k, s in sources.items()}
+    if train.label_parts(label):
+        return {k: _join_switches(s, s.label_parts(label)) if s.has_label(label) else s for k, s in sources.items()}
     if is_list_type(train.type_of(label)):
         return dict(sources)
     known = SEPARATOR_WORDS.get(separator or "", separator) or find_separator(survey_labels(train, label).counts) or "|"
@@ -438,7 +699,7 @@ def _with_lists(source: Source, column: str, lists: list[list[str]]) -> Source:
 
     dataset = source.dataset.remove_columns([column]) if column in source.dataset.column_names else source.dataset
     table = dataset.with_format("arrow")[:]
-    return source.with_rows(Dataset(table.append_column(column, pa.array(lists, pa.list_(pa.string())))))
+    return source.with_cells(Dataset(table.append_column(column, pa.array(lists, pa.list_(pa.string())))))
 
 
 def encode_lists(source: Source, column: str, values: Sequence[str]) -> Any:
@@ -554,13 +815,13 @@ def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
     else:
         new = [changed.get(value, value) for value in cells]
     table = table.set_column(table.column_names.index(column), column, pa.array(new, kind))
-    return source.with_rows(Dataset(table))
+    return source.with_cells(Dataset(table))
 
 
 def correct_labels(part: Part, path: Path, columns: Sequence[str], labels: LabelMap) -> tuple[Part, int]:
     """The part with the labels of a review file, and how many changed. A row whose text differs from the data is refused."""
     if labels.task is Task.MULTILABEL:
-        raise DataError("a labels file holds one label a row; these rows have several", where=str(path))
+        raise DataError("a labels file contains one label per row; these rows have several", where=str(path))
     values = part.encoded.with_format("numpy", columns=["labels"])[:]["labels"].copy()
     cells = part.source.dataset.select_columns(list(columns))
     changed = 0
@@ -569,7 +830,7 @@ def correct_labels(part: Part, path: Path, columns: Sequence[str], labels: Label
             raise DataError(f"row {row + 1}: the data has {len(values):,} rows", where=where)
         if [str(cell) for cell in cells[row].values()] != texts:
             fix = "Audit the data as it is now, and correct the new file."
-            raise DataError(f"row {row + 1} has another text in the data", where=where, fix=fix)
+            raise DataError(f"row {row + 1} has a different text in the data", where=where, fix=fix)
         value = _value_of(label, labels, f"{where}:label")
         changed += bool(values[row] != np.asarray(value, dtype=values.dtype))
         values[row] = value

@@ -13,50 +13,63 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
 
 from tunesmith.config.options import RunConfig
-from tunesmith.data.bad_rows import BadRow, check_texts, sort_out
-from tunesmith.data.cache import CachedRows, RowCache, binary_errors
-from tunesmith.data.columns import Columns, infer_columns, listed_names, require_text
-from tunesmith.data.csv_files import (
-    DELIMITER_NAMES,
-    Dialect,
-    choose_dialect,
-    has_quoted_cells,
-    recognise_lines,
-    sniff_dialect,
+from tunesmith.data.columns import find_glue_task, infer_columns, listed_names, require_text
+from tunesmith.data.labels import (
+    NUMBER,
+    LabelRules,
+    class_names,
+    correct_labels,
+    encode_labels,
+    is_list_type,
+    is_string_type,
+    label_cells,
+    notes_on_classes,
+    survey_labels,
+    unwrap_single_labels,
 )
-from tunesmith.data.files import (
+from tunesmith.data.rows import (
+    BAD_COLUMN,
+    CachedRows,
+    Columns,
+    Part,
+    RowCache,
+    Source,
+    binary_errors,
+    checked,
+    fingerprint_parts,
+)
+from tunesmith.data.split import MAX_GROUPED_ROWS, draw_fold, draw_split, sample_part
+from tunesmith.data.text_files import (
+    DELIMITER_NAMES,
     KINDS,
+    SHOWN,
     CountedBytes,
     DecompressionLimits,
+    Dialect,
     OnProgress,
     check_encoding,
     choose_codec,
+    choose_dialect,
+    has_quoted_cells,
     kind_of_file,
     readable,
+    recognise_lines,
+    sniff_dialect,
     text_blocks,
 )
-from tunesmith.data.in_memory import read_memory
-from tunesmith.data.labels import (
-    correct_labels,
-    encode_labels,
-    merge_variants,
-    notes_on_classes,
-    unfold_labels,
-    unwrap_single_labels,
-)
-from tunesmith.data.source import Part, Source, checked, fingerprint_parts
-from tunesmith.data.split import MAX_GROUPED_ROWS, draw_fold, draw_split, gather_sources, sample_part
-from tunesmith.errors import ConfigError, DataError
+from tunesmith.errors import ConfigError, DataError, did_you_mean
+from tunesmith.files import cache_folder, create, hash_file
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.runs.writing import cache_folder, create, hash_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -102,21 +115,11 @@ def load_data(
     columns = infer_columns(sources, config)
     names = listed_names(config.label_names)
     sources = unwrap_single_labels(sources, columns)
-    good, bad = sort_out(
-        sources, columns, notes, names, allow_empty_text=config.allow_empty_text, skip=config.skip_bad_rows
+    good, bad = sort_out(sources, columns, notes, config)
+    rules = LabelRules(
+        names, head_names, config.positive_label, config.label_separator, merge_variants=config.merge_label_variants
     )
-    if columns.task is Task.MULTILABEL and columns.label is not None:
-        good = unfold_labels(good, columns.label, config.label_separator)
-    if config.merge_label_variants and columns.label is not None and columns.task is not Task.REGRESSION:
-        good = merge_variants(good, columns.label, notes, names=names or ())
-    labels, encoded = encode_labels(
-        good,
-        columns,
-        label_names=names,
-        head_names=head_names,
-        allow_single_label=config.allow_single_label,
-        positive_label=config.positive_label,
-    )
+    labels, encoded = encode_labels(good, columns, rules, notes)
     parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}
     if config.labels_file is not None:
         parts["train"], changed = correct_labels(parts["train"], Path(config.labels_file), columns.text, labels)
@@ -136,6 +139,129 @@ def load_data(
         names_given=names is not None,
         bad_rows=tuple(bad),
     )
+
+
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "devel", "development"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""Names of splits in cells and datasets -> our name."""
+
+
+_MATCHED = {"validation_matched": "validation", "test_matched": "test"}
+
+
+def gather_sources(
+    given: Mapping[str, Any], config: RunConfig, read: Callable[..., Source]
+) -> tuple[dict[str, Source], list[str]]:
+    """Return the splits in the order train, validation, test, then others, and notes on unused splits.
+
+    `given` are files or objects by split; they take precedence over a dataset, and that over a GLUE task's data on the Hub.
+    """
+    asked = {split: getattr(config, f"{split}_split_name") for split in ("train", "validation", "test")}
+    split_names = {split: name for split, name in asked.items() if name is not None}
+    notes: list[str] = []
+    named = {split: source for split, source in given.items() if source is not None}
+    whole = named.get("train")
+    if isinstance(whole, Mapping) and _holds_splits(whole):
+        if len(named) > 1:
+            raise ConfigError("the train data is a DatasetDict with its own splits", fix="Pass no other data.")
+        splits = _rename(whole, split_names, notes)
+    elif whole is not None:
+        splits = named
+    elif config.dataset_name is not None or config.task_name is not None:
+        from tunesmith.data import hub
+
+        download = config.allow_download
+        if config.dataset_name is not None:
+            found = hub.load_by_name(config.dataset_name, config.dataset_config_name, allow_download=download)
+        else:
+            found = hub.load_from_hub("glue", find_glue_task(config.task_name), allow_download=download)
+        splits = {**_rename(found, split_names, notes), **named}
+    elif named:
+        splits = named
+    else:
+        raise ConfigError("no data", fix="Set --train_file, --dataset_name or --task_name.")
+    if "train" not in splits:
+        fix = "Set --train_file, or name the split train."
+        raise DataError(f"there is no train split, only {', '.join(splits)}", fix=fix)
+    first = [s for s in ("train", "validation", "test") if s in splits]
+    sources = {s: read(splits[s], name=s) for s in [*first, *(s for s in splits if s not in first)]}
+    return follow_split_column(sources, config.split_column_name, notes), notes
+
+
+def _holds_splits(data: Mapping[str, Any]) -> bool:
+    """Return whether a mapping has one table for each split, as a DatasetDict does, and not one list for each column."""
+    return bool(data) and all(
+        isinstance(value, Mapping)
+        or hasattr(value, "column_names")
+        or hasattr(value, "columns")
+        or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
+        for value in data.values()
+    )
+
+
+def _rename(splits: Mapping[str, Any], asked: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
+    """Splits under our names; those that are neither train, validation nor test are left out with a note."""
+    for ours, theirs in asked.items():
+        if theirs not in splits:
+            fix = did_you_mean(theirs, tuple(splits))
+            raise DataError(f"--{ours}_split_name: no split {theirs!r}; found: {', '.join(splits)}", fix=fix)
+    ours_by_theirs = {theirs: ours for ours, theirs in asked.items()}
+    renamed: dict[str, Any] = {}
+    for split, data in splits.items():
+        name = ours_by_theirs.get(split) or {**SPLITS, **_MATCHED}.get(split, split)
+        displaced = split not in ours_by_theirs and name in asked
+        if displaced or not name.startswith(("train", "validation", "test")):
+            notes.append(f"Split {split!r} is not used.")
+        elif name in renamed:
+            raise DataError(f"two splits are called {name}", fix="Rename one of them.")
+        else:
+            renamed[name] = data
+    return renamed
+
+
+SPLIT_COLUMNS = ("split", "set", "subset", "partition", "fold")
+
+
+def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes: list[str]) -> dict[str, Source]:
+    """The splits of one file by its own column: `asked`, or one with a usual name whose cells are all names of splits.
+
+    "none" follows no column. Where a validation or test file is given, or cells are something else, nothing is followed.
+    """
+    train = sources.get("train")
+    if train is None or asked == "none":
+        return dict(sources)
+    if asked is not None and asked not in train.column_names:
+        problem = f"--split_column_name: no column {asked!r}; found: {', '.join(train.column_names)}"
+        raise DataError(problem, where=train.origin, fix=did_you_mean(asked, train.column_names))
+    if asked is not None and len(sources) > 1:
+        raise ConfigError("--split_column_name is about one file with all rows", fix="Set only --train_file.")
+    name = asked or next((n for n in train.column_names if n.lower().strip() in SPLIT_COLUMNS), None)
+    if name is None:
+        return dict(sources)
+    cells = [str(cell).strip().lower() for cell in train.dataset.with_format(None)[name]]
+    found = dict.fromkeys(cells)
+    unknown = [cell for cell in found if cell not in SPLITS]
+    if unknown or "train" not in map(SPLITS.get, found) or len(sources) > 1:
+        if asked is not None:
+            what = f"has {', '.join(map(repr, unknown[:4]))}" if unknown else "has no train rows"
+            fix = "Its cells say train, validation (valid, val, dev) or test."
+            raise DataError(f"column {name!r} {what}", where=train.origin, fix=fix)
+        if len(found) > 1 and any("train" in cell for cell in found):
+            shown = ", ".join(sorted(found)[:4])
+            notes.append(f"Column {name!r} ({shown}) is not used: all rows of the file are training data.")
+        return dict(sources)
+    if len(set(map(SPLITS.get, found))) == 1:
+        return dict(sources)
+    rows: dict[str, list[int]] = {split: [] for split in ("train", "validation", "test")}
+    for row, cell in enumerate(cells):
+        rows[SPLITS[cell]].append(row)
+    counts = ", ".join(f"{len(rows[split]):,} {split}" for split in rows if rows[split])
+    followed = f"Column {name!r} contains the split of each row: {counts} rows"
+    notes.append(f"{followed} (--split_column_name none: not followed).")
+    return {split: train.select(picked, split) for split, picked in rows.items() if picked}
 
 
 def _seed(config: RunConfig) -> int:
@@ -176,8 +302,7 @@ def _hold_out(
 def _sample(parts: dict[str, Part], notes: list[str], task: Task, config: RunConfig) -> dict[str, Part]:
     """Draw the requested numbers of train, validation and test rows."""
     how, seed = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept", _seed(config)
-    samples = (config.max_train_samples, config.max_eval_samples, config.max_predict_samples)
-    limits = dict(zip(("train", "validation", "test"), samples, strict=True))
+    limits = {"train": config.max_train_samples, "validation": config.max_eval_samples, "test": config.max_eval_samples}
     drawn = {}
     for split, part in parts.items():
         limit = next(limits[kind] for kind in limits if split.startswith(kind))
@@ -218,12 +343,8 @@ def read_labelled(
     rows = read_unlabelled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
     names = None if labels.task is Task.REGRESSION else labels.names
     rows = unwrap_single_labels({name: rows}, columns)[name]
-    if columns.task is Task.MULTILABEL and columns.label is not None:
-        rows = unfold_labels({name: rows}, columns.label, None)[name]
-    if merge_label_variants and names is not None and columns.label is not None:
-        rows = merge_variants({name: rows}, columns.label, [], names=names)[name]
-    _, splits = encode_labels({name: rows}, columns, label_names=names, allow_single_label=True)
-    return splits[name]
+    rules = LabelRules(names, merge_variants=merge_label_variants, allow_single=True)
+    return encode_labels({name: rows}, columns, rules, [])[1][name]
 
 
 FORMAT_VERSION = 4
@@ -278,6 +399,8 @@ def read_source(
     `on_progress(bytes_done, bytes_total)` is called while a text file is parsed, not when its table is on disk already.
     """
     if not isinstance(source, str | Path):
+        from tunesmith.data.tables import read_memory
+
         return read_memory(source, name)
     path = Path(source).expanduser()
     origin = str(source)
@@ -366,8 +489,8 @@ def _make_table(file: _File, key: str, cache: RowCache) -> CachedRows | None:
 
 def _text_batches(file: _File, kinds: ColumnKinds) -> Iterator[Any]:
     """`kinds` has the types of the columns of objects; the cells of delimited text are strings."""
-    from tunesmith.data.csv_files import delimited_batches
     from tunesmith.data.json_files import json_batches
+    from tunesmith.data.text_files import delimited_batches
 
     with file.open() as stream:
         blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
@@ -381,8 +504,7 @@ def _text_batches(file: _File, kinds: ColumnKinds) -> Iterator[Any]:
 
 
 def _binary_batches(file: _File, cache_dir: Path, facts: dict[str, Any]) -> Iterator[Any]:
-    from tunesmith.data.arrow_files import arrow_batches, parquet_batches
-    from tunesmith.data.spreadsheets import sheet_batches
+    from tunesmith.data.tables import arrow_batches, parquet_batches, sheet_batches
 
     if file.gzipped:
         with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".unpacked-") as folder:
@@ -406,7 +528,7 @@ def _from_folder(path: Path, name: str, origin: str) -> Source:
         return Source(name, saved, origin)
     if name not in saved:
         fix = "Give the folder of one split, or the whole folder as --dataset_name."
-        raise DataError(f"holds the splits {', '.join(saved)}, none is {name!r}", where=origin, fix=fix)
+        raise DataError(f"contains the splits {', '.join(saved)}, none is {name!r}", where=origin, fix=fix)
     return Source(name, saved[name], origin)
 
 
@@ -425,3 +547,197 @@ def load_folder(path: Path, origin: str) -> Any:
         raise DataError("is a folder that was not written by save_to_disk", where=origin, fix=fix)
     with binary_errors("a saved dataset", origin):
         return load_from_disk(str(path))
+
+
+TEXT_PLACEHOLDERS = frozenset(["n/a", "nan", "#n/a", "null", "(null)", "<na>"])
+"""Texts that programs write for a missing value. They are text, as people also write them, but are reported."""
+MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil"])
+"""Words that spreadsheets write for a missing value."""
+
+
+class Reason(NamedTuple):
+    """Why a row is bad; `word` is its label, if that may be a word for a missing value."""
+
+    column: str
+    problem: str
+    word: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.column}: {self.problem}" if self.column else self.problem
+
+
+Reasons = dict[int, list[Reason]]
+"""By row."""
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that was left out: its place, the reasons, and its cells."""
+
+    where: str
+    reasons: tuple[str, ...]
+    cells: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict."""
+        return {"where": self.where, "reasons": list(self.reasons), "row": self.cells}
+
+
+def sort_out(
+    sources: Mapping[str, Source], columns: Columns, notes: list[str], config: RunConfig
+) -> tuple[dict[str, Source], list[BadRow]]:
+    """Return the sources without their bad rows, and those rows; their number goes to `notes`.
+
+    Without `skip_bad_rows` they are an error.
+    """
+    kept: dict[str, Source] = {}
+    bad: list[BadRow] = []
+    allow_empty_text, skip = config.allow_empty_text, config.skip_bad_rows
+    named = listed_names(config.label_names) or ()
+    for split, source in sources.items():
+        if split.startswith("test") and _is_unlabelled(source, columns.label, named):
+            source = source.with_cells(source.dataset.remove_columns([columns.label]))
+        found = _text_reasons(source, columns.text, allow_empty_text=allow_empty_text)
+        placeholders = _placeholders(source, columns.text) if not allow_empty_text else {}
+        if placeholders and not skip:
+            words = sorted({reason.word or "" for reasons in placeholders.values() for reason in reasons})
+            notes.append(
+                f"Warning: {len(placeholders):,} {split} texts are only {' or '.join(map(repr, words))} (first: "
+                f"{source.where(min(placeholders))}). They are used as text; --skip_bad_rows skips them."
+            )
+        elif skip:
+            found |= {row: [*found.get(row, []), *reasons] for row, reasons in placeholders.items()}
+        if columns.label is not None and source.has_label(columns.label):
+            _add_label_reasons(found, source, columns.label, columns.task, named)
+        kept[split] = source
+        if BAD_COLUMN in source.dataset.column_names:
+            found |= _unread_reasons(source)
+            kept[split] = source.with_cells(source.dataset.remove_columns([BAD_COLUMN]))
+        if found and not skip:
+            _refuse(source, found)
+        elif found:
+            kept[split] = _without(kept[split], found)
+            rows, names = source.dataset.with_format(None), source.column_names
+            for row in sorted(found):
+                cells = {name: rows[row][name] for name in names}
+                bad.append(BadRow(source.where(row), tuple(map(str, found[row])), cells))
+            notes.append(
+                f"{len(found):,} of {source.dataset.num_rows:,} {split} rows were skipped: see bad_rows.jsonl."
+            )
+    return kept, bad
+
+
+def _is_missing_word(name: str) -> bool:
+    return name.strip().lower() in MISSING_WORDS
+
+
+def _is_unlabelled(source: Source, label: str | None, label_names: Sequence[str]) -> bool:
+    """Whether the label column exists and all of its cells are empty or words for a missing value."""
+    if label is None or label not in source.column_names or is_list_type(source.type_of(label)):
+        return False
+    return all(_is_missing_word(name) and name not in label_names for name in survey_labels(source, label).counts)
+
+
+def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> None:
+    """Refuses a missing text, and one that is empty or only spaces unless that is allowed; each text of a pair counts."""
+    found = _text_reasons(source, text, allow_empty_text=allow_empty_text)
+    if found:
+        _refuse_text(source, min(found), found[min(found)][0])
+
+
+def _unread_reasons(source: Source) -> Reasons:
+    """Rows that could not be parsed. Their cells are empty, which does not count as another reason."""
+    scanned = ((start, table.column(BAD_COLUMN).to_pylist()) for start, table in source.scan([BAD_COLUMN]))
+    return {
+        start + row: [Reason("", why)] for start, cells in scanned for row, why in enumerate(cells) if why is not None
+    }
+
+
+def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> Reasons:
+    import pyarrow.compute as pc
+
+    found: Reasons = {}
+    for start, table in source.scan(list(text)):
+        for name in text:
+            cells = table.column(name).combine_chunks()
+            _mark(found, start, pc.is_null(cells), Reason(name, "the text is missing"))
+            if not allow_empty_text:
+                empty = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(cells)), 0)
+                _mark(found, start, empty, Reason(name, "the text is empty"))
+    return found
+
+
+def _placeholders(source: Source, text: Sequence[str]) -> Reasons:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found: Reasons = {}
+    words = pa.array(sorted(TEXT_PLACEHOLDERS))
+    for start, table in source.scan(list(text)):
+        for name in text:
+            cells = pc.utf8_lower(pc.utf8_trim_whitespace(table.column(name).combine_chunks())).cast(pa.string())
+            for word in pc.unique(cells.filter(pc.is_in(cells, value_set=words))).to_pylist():
+                _mark(found, start, pc.equal(cells, word), Reason(name, f"the text is {word!r}", word))
+    return found
+
+
+def _add_label_reasons(found: Reasons, source: Source, label: str, task: Task, label_names: Sequence[str]) -> None:
+    import pyarrow.compute as pc
+
+    if source.label_parts(label) or class_names(source, label) or task is Task.MULTILABEL:
+        return
+    kind = source.type_of(label)
+    if is_list_type(kind):
+        return
+    missing = Reason(label, "the label is missing")
+    for start, table in source.scan([label]):
+        cells = label_cells(table.column(label))
+        if not is_string_type(kind):
+            _mark(found, start, pc.is_null(cells, nan_is_null=True), missing)
+            continue
+        blank = pc.or_(pc.is_null(cells), pc.fill_null(pc.equal(cells, ""), False))
+        _mark(found, start, blank, missing)
+        if task is Task.REGRESSION:
+            number = pc.match_substring_regex(cells, NUMBER)
+            _mark(found, start, pc.and_(pc.invert(number), pc.invert(blank)), Reason(label, "not a number"))
+            continue
+        for value in pc.unique(cells.drop_null()).to_pylist():
+            if _is_missing_word(value) and value not in label_names:
+                _mark(found, start, pc.equal(cells, value), Reason(label, f"the label is {value!r}", value))
+
+
+def _mark(found: Reasons, start: int, bad: Any, reason: Reason) -> None:
+    """Adds a reason to all rows for which the Arrow array `bad` is true; null counts as false."""
+    for row in np.flatnonzero(bad.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
+        found.setdefault(start + row, []).append(reason)
+
+
+def _refuse(source: Source, found: Reasons) -> None:
+    """Lists several bad rows, or words for a missing value. A single missing label is refused where labels are encoded."""
+    words = sorted({reason.word for reasons in found.values() for reason in reasons if reason.word is not None})
+    if len(found) == 1 and not words:
+        [(row, reasons)] = found.items()
+        if reasons[0].problem.startswith("the text is "):
+            _refuse_text(source, row, reasons[0])
+        return
+    lines = [f"  {source.where(row)}: {', '.join(map(str, found[row]))}" for row in sorted(found)[:SHOWN]]
+    if len(found) > SHOWN:
+        lines.append(f"  and {len(found) - SHOWN:,} more")
+    what = "\n".join([f"{len(found):,} of {source.dataset.num_rows:,} {source.name} rows cannot be used:", *lines])
+    fix = "Correct them, or set --skip_bad_rows to skip them (bad_rows.jsonl in the run folder lists them)."
+    if words:
+        fix += f" If {' and '.join(map(repr, words))} is a class, list all classes in --label_names."
+    raise DataError(what, where=source.origin, fix=f"\n{fix}")
+
+
+def _refuse_text(source: Source, row: int, reason: Reason) -> NoReturn:
+    fix = "Fill it in or remove the row"
+    fix += "; --allow_empty_text keeps it." if reason.problem.endswith("empty") else "."
+    raise DataError(reason.problem, where=source.where(row, reason.column), fix=fix)
+
+
+def _without(source: Source, found: Reasons) -> Source:
+    good = np.setdiff1d(np.arange(source.dataset.num_rows), np.fromiter(found, dtype=np.int64))
+    if not len(good):
+        raise DataError(f"all {len(found):,} {source.name} rows are bad", where=source.origin)
+    return source.select(good)

@@ -4,128 +4,15 @@ of one file says, or by a draw from train: seeded, stratified, and no sentence o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tunesmith.config.options import RunConfig
-from tunesmith.data.columns import find_glue_task
-from tunesmith.data.in_memory import holds_splits
-from tunesmith.data.source import Ints, Part, Source
-from tunesmith.errors import ConfigError, DataError, did_you_mean
+from tunesmith.data.rows import Ints, Part
+from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import Task
-
-SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "devel", "development"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
-"""Names of splits in cells and datasets -> our name."""
-_MATCHED = {"validation_matched": "validation", "test_matched": "test"}
-
-
-def gather_sources(
-    given: Mapping[str, Any], config: RunConfig, read: Callable[..., Source]
-) -> tuple[dict[str, Source], list[str]]:
-    """Return the splits in the order train, validation, test, then others, and notes on unused splits.
-
-    `given` are files or objects by split; they take precedence over a dataset, and that over a GLUE task's data on the Hub.
-    """
-    asked = {split: getattr(config, f"{split}_split_name") for split in ("train", "validation", "test")}
-    split_names = {split: name for split, name in asked.items() if name is not None}
-    notes: list[str] = []
-    named = {split: source for split, source in given.items() if source is not None}
-    whole = named.get("train")
-    if isinstance(whole, Mapping) and holds_splits(whole):
-        if len(named) > 1:
-            raise ConfigError("the train data is a DatasetDict with its own splits", fix="Pass no other data.")
-        splits = _rename(whole, split_names, notes)
-    elif whole is not None:
-        splits = named
-    elif config.dataset_name is not None or config.task_name is not None:
-        from tunesmith.data import hub
-
-        download = config.allow_download
-        if config.dataset_name is not None:
-            found = hub.load_by_name(config.dataset_name, config.dataset_config_name, allow_download=download)
-        else:
-            found = hub.load_from_hub("glue", find_glue_task(config.task_name), allow_download=download)
-        splits = {**_rename(found, split_names, notes), **named}
-    elif named:
-        splits = named
-    else:
-        raise ConfigError("no data given", fix="Set --train_file, --dataset_name or --task_name.")
-    if "train" not in splits:
-        fix = "Set --train_file, or name the split train."
-        raise DataError(f"there is no train split, only {', '.join(splits)}", fix=fix)
-    first = [s for s in ("train", "validation", "test") if s in splits]
-    sources = {s: read(splits[s], name=s) for s in [*first, *(s for s in splits if s not in first)]}
-    return follow_split_column(sources, config.split_column_name, notes), notes
-
-
-def _rename(splits: Mapping[str, Any], asked: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
-    """Splits under our names; those that are neither train, validation nor test are left out with a note."""
-    for ours, theirs in asked.items():
-        if theirs not in splits:
-            fix = did_you_mean(theirs, tuple(splits))
-            raise DataError(f"--{ours}_split_name: no split {theirs!r}; found: {', '.join(splits)}", fix=fix)
-    ours_by_theirs = {theirs: ours for ours, theirs in asked.items()}
-    renamed: dict[str, Any] = {}
-    for split, data in splits.items():
-        name = ours_by_theirs.get(split) or {**SPLITS, **_MATCHED}.get(split, split)
-        displaced = split not in ours_by_theirs and name in asked
-        if displaced or not name.startswith(("train", "validation", "test")):
-            notes.append(f"Split {split!r} is not used.")
-        elif name in renamed:
-            raise DataError(f"two splits are called {name}", fix="Rename one of them.")
-        else:
-            renamed[name] = data
-    return renamed
-
-
-SPLIT_COLUMNS = ("split", "set", "subset", "partition", "fold")
-
-
-def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes: list[str]) -> dict[str, Source]:
-    """The splits of one file by its own column: `asked`, or one with a usual name whose cells are all names of splits.
-
-    "none" follows no column. Where a validation or test file is given, or cells are something else, nothing is followed.
-    """
-    train = sources.get("train")
-    if train is None or asked == "none":
-        return dict(sources)
-    if asked is not None and asked not in train.column_names:
-        problem = f"--split_column_name: no column {asked!r}; found: {', '.join(train.column_names)}"
-        raise DataError(problem, where=train.origin, fix=did_you_mean(asked, train.column_names))
-    if asked is not None and len(sources) > 1:
-        raise ConfigError("--split_column_name is about one file with all rows", fix="Set --train_file alone.")
-    name = asked or next((n for n in train.column_names if n.lower().strip() in SPLIT_COLUMNS), None)
-    if name is None:
-        return dict(sources)
-    cells = [str(cell).strip().lower() for cell in train.dataset.with_format(None)[name]]
-    found = dict.fromkeys(cells)
-    unknown = [cell for cell in found if cell not in SPLITS]
-    if unknown or "train" not in map(SPLITS.get, found) or len(sources) > 1:
-        if asked is not None:
-            what = f"has {', '.join(map(repr, unknown[:4]))}" if unknown else "has no train rows"
-            fix = "Its cells say train, validation (valid, val, dev) or test."
-            raise DataError(f"column {name!r} {what}", where=train.origin, fix=fix)
-        if len(found) > 1 and any("train" in cell for cell in found):
-            shown = ", ".join(sorted(found)[:4])
-            notes.append(f"Column {name!r} ({shown}) is not used: all rows of the file are training data.")
-        return dict(sources)
-    if len(set(map(SPLITS.get, found))) == 1:
-        return dict(sources)
-    rows: dict[str, list[int]] = {split: [] for split in ("train", "validation", "test")}
-    for row, cell in enumerate(cells):
-        rows[SPLITS[cell]].append(row)
-    counts = ", ".join(f"{len(rows[split]):,} {split}" for split in rows if rows[split])
-    followed = f"Column {name!r} gives the split of each row: {counts} rows"
-    notes.append(f"{followed} (--split_column_name none: not followed).")
-    return {split: train.with_rows(train.dataset.select(picked), split) for split, picked in rows.items() if picked}
-
 
 MAX_GROUPED_ROWS = 200_000
 """Above this rows are drawn one by one: grouping is a Python loop, about 1 s for each 200,000 rows."""

@@ -27,18 +27,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.data.cache import RowCache, content_hash
-from tunesmith.data.tokens import Ragged, TextWindows, TokenRows
+from tunesmith.data.batches import Ragged, TextWindows, TokenRows
+from tunesmith.data.rows import RowCache, content_hash
 from tunesmith.errors import ConfigError, DataError, WorkerError, short_text
-from tunesmith.files import MAX_JSON_BYTES, BadFile, read_plain
-from tunesmith.runs.environment import answer_within
-from tunesmith.runs.writing import cache_folder, hash_file
+from tunesmith.files import MAX_JSON_BYTES, BadFile, cache_folder, hash_file, read_plain
+from tunesmith.models.files import answer_within
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from tunesmith.data.columns import Columns
-    from tunesmith.data.source import Part
+    from tunesmith.data.rows import Columns, Part
 
 VERSION = 5
 """Part of every cache key: raise it when the stored columns or their meaning change."""

@@ -17,47 +17,52 @@ import numpy as np
 
 from tunesmith.diagnosis.advice import (
     EXPLAIN,
+    MEMORIZED,
     against_constant,
     diverged_advice,
     make_finding,
+    one_class_advice,
 )
-from tunesmith.diagnosis.features import (
-    ABOVE_CONSTANT,
-    CLOSE,
-    ENOUGH_ROWS,
-    ERROR_RATE,
-    FAR_RISE,
-    LARGE_RISE,
-    LATE_FALL,
-    LEAST_CHANGE,
-    MIN_EVALUATIONS,
-    MIN_ROWS,
-    NOTABLE_RISE,
-    SIGNAL,
-    SURE,
-    Features,
-    Reading,
-    gain_of_score,
-    needed_z,
-    read_curves,
-    read_features,
-)
+from tunesmith.diagnosis.features import LEAST_CHANGE, Features, only_class, read_features
+from tunesmith.diagnosis.reading import Reading, gain_of_score, needed_z, read_curves
 from tunesmith.findings import Finding, Severity
+from tunesmith.metrics.label_noise import LabelNoise
 from tunesmith.runs.curves import Curves, Floats
 
 MODEL_FILE = Path(__file__).parent / "verdicts.json"
 LOGARITHMIC = ("work", "rate", "train_rows", "classes")
 
+MIN_EVALUATIONS = 3
+"""Evaluations that a verdict needs if their examples are not stored."""
+MIN_ROWS, ENOUGH_ROWS = 20, 150
+"""Validation examples: with fewer than MIN_ROWS, one standard error of the accuracy is more than 10 points; with ENOUGH_ROWS,
+half of what was learned can be told from nothing."""
+ABOVE_CONSTANT = 2.0
+"""Standard errors by which a score must be above the constant baseline: a run at chance passes with a probability of 2.3%."""
+SIGNAL = 1.6
+"""Times the z that is significant at 1% over all comparisons: beyond it something was better than the constant baseline."""
+NOTABLE_RISE, LARGE_RISE = 0.2, 0.5
+"""Rise of the validation loss above its lowest value: from the first on it is mentioned, from the second on it is overfitting if
+the train loss is near 0."""
+LATE_FALL = 0.3
+"""Share of the gain that came in the second half of an unfinished run: the next steps bring more."""
+SOLVED = 0.1
+"""Loss, as a share of the constant baseline's loss, of examples that are solved."""
+CLOSE, SURE = 0.15, 0.6
+"""Probabilities from which a verdict is reported in addition to the first, and even with few validation examples."""
+CERTAINTY = 0.95
+"""Probability of a verdict that a rule gives."""
+
 
 @cache
 def _model() -> dict[str, Any]:
     found = json.loads(MODEL_FILE.read_text(encoding="utf-8"))
-    return {k: v if k in ("signs", "verdicts") else np.array(v, np.float64) for k, v in found.items()}
+    return {k: v if k in ("features", "verdicts") else np.array(v, np.float64) for k, v in found.items()}
 
 
-def sign_values(signs: Mapping[str, float], names: Sequence[str]) -> Floats:
-    """The values of these signs, some as logarithms; NaN where one is not known."""
-    return np.array([_value(name, signs.get(name, math.nan)) for name in names])
+def feature_values(features: Mapping[str, float], names: Sequence[str]) -> Floats:
+    """Return the values of these features, some as logarithms; NaN if unknown."""
+    return np.array([_value(name, features.get(name, math.nan)) for name in names])
 
 
 def _value(name: str, value: float) -> float:
@@ -66,8 +71,8 @@ def _value(name: str, value: float) -> float:
     return min(max(value, -99.0), 99.0)  # a NaN stays one
 
 
-def columns_of_signs(values: Floats, model: Mapping[str, Any]) -> Floats:
-    """What the coefficients are multiplied by: each sign in standard deviations, the part of it above the median, whether it
+def columns_of(values: Floats, model: Mapping[str, Any]) -> Floats:
+    """Return the inputs of the regression: each feature in standard deviations, the part of it above the median, whether it
     is not known (then both are 0), and 1."""
     known = ~np.isnan(values)
     inside = np.clip(values, model["low"], model["high"])
@@ -76,24 +81,40 @@ def columns_of_signs(values: Floats, model: Mapping[str, Any]) -> Floats:
     return np.concatenate([line, bend, ~known, np.ones((*values.shape[:-1], 1))], axis=-1)
 
 
-def weigh_verdicts(f: Features) -> dict[str, float]:
-    """Verdict -> probability, the likeliest first; 0 for what is not possible."""
+def weigh_verdicts(f: Features, noise: LabelNoise | None = None) -> dict[str, float]:
+    """Return verdict -> probability, the likeliest first; 0 for impossible verdicts."""
     model = _model()
-    logits = columns_of_signs(sign_values(f.named(), model["signs"]), model) @ model["coefficients"]
-    possible = [is_possible(code, f) for code in model["verdicts"]]
+    logits = columns_of(feature_values(f.named(), model["features"]), model) @ model["coefficients"]
+    possible = [is_possible(code, f, noise) for code in model["verdicts"]]
     weights = np.where(possible, np.exp(logits - logits[possible].max()), 0.0)
     found = dict(zip(model["verdicts"], (weights / weights.sum()).tolist(), strict=True))
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def is_possible(code: str, f: Features) -> bool:
-    """Whether a verdict is not ruled out, whatever the other signs are: `healthy` where the score is not above the best constant
-    beyond its error, `no_signal` where something was, `class_ignored` where every class is predicted."""
+def is_possible(code: str, f: Features, noise: LabelNoise | None = None) -> bool:
+    """Whether a verdict is not ruled out: `healthy` if the score is not above the constant baseline, `no_signal` if something
+    was, `class_ignored` if every class is predicted, `label_noise` if few training labels are wrong."""
     if code == "healthy":
         return f.above > ABOVE_CONSTANT
     if code == "no_signal":
         return not f.signal > SIGNAL
+    if code == "label_noise":
+        return noise is None or not noise.is_clean
     return code != "class_ignored" or f.ignored > 0
+
+
+def certain_verdict(first: str, f: Features, noise: LabelNoise | None = None) -> str | None:
+    """Return a verdict that needs no fitted model, whatever it says first; None if there is none."""
+    if noise is not None and noise.is_noisy and first not in ("diverged", "split_mismatch"):
+        return "label_noise"
+    if f.last < SOLVED and f.above > ABOVE_CONSTANT:
+        return "healthy"
+    if first not in ("healthy", "underfitting", "calibration_drift"):
+        return None
+    rises = f.train < SOLVED and f.rise > LARGE_RISE and f.rise_z > 0.4 and f.rise * f.lowest > LEAST_CHANGE
+    # The validation loss of a regression need not rise.
+    memorized = math.isnan(f.majority) and f.train < min(MEMORIZED, 0.2 * f.last)
+    return "overfitting" if rises or memorized else None
 
 
 CODES = (
@@ -147,11 +168,12 @@ def judge_reading(reading: Reading) -> list[Finding]:
 
 def _verdict(reading: Reading, features: Features) -> list[Finding]:
     """Return the most likely cause, with those that are nearly as likely."""
-    likely = weigh_verdicts(features)
+    likely = weigh_verdicts(features, reading.label_noise)
+    certain = certain_verdict(next(iter(likely)), features, reading.label_noise)
+    if certain is not None:
+        likely = {certain: max(CERTAINTY, likely.get(certain, 0.0))}
     code, sure = next(iter(likely.items()))
     close = [(c, p) for c, p in list(likely.items())[1:3] if p >= CLOSE]
-    if code == "healthy" and _has_overfitted(features):
-        code, sure, close = "overfitting", 1 - ERROR_RATE, []
     evidence, advice = EXPLAIN[code](reading, features)
     if reading.running and not _is_over(reading) and _falls_late(code, features):
         run = reading.curves
@@ -168,10 +190,18 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
     if code not in CERTAIN and sure < SURE and (unsure := cannot_tell(reading, features)) is not None:
         evidence, advice = f"{unsure[0]}. Otherwise most likely: {code.replace('_', ' ')}", unsure[1]
         code, close = "not_enough_evidence", []
+    only = None if reading.rows is None else only_class(reading.rows.validation[-1])
+    if only is not None:
+        sentence, longer = one_class_advice(reading, only, advice)
+        evidence = f"{sentence}; {evidence}"
+        known = ("diverged", "underfitting", "label_noise", "split_mismatch", "not_enough_evidence")
+        advice = advice if code in known else longer
     severity: Severity = SEVERITY.get(code, "warning")
     if code in ("overfitting", "calibration_drift") and not _harms(reading):
         severity = "info"
     numbers: dict[str, Any] = {"likelihoods": {c: round(p, 2) for c, p in likely.items() if p >= 0.03}}
+    if reading.label_noise is not None and reading.label_noise.is_precise:
+        numbers["label_noise"] = reading.label_noise.to_json()
     if close and code == next(iter(likely)):
         numbers["close"] = {c: round(p, 2) for c, p in close}
     if code == "overfitting":
@@ -181,16 +211,8 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
 
 
 def _harms(reading: Reading) -> bool:
-    """Whether the kept weights have a much higher validation loss than the best ones."""
-    kept = reading.kept
-    return kept is None or bool(reading.val_loss[kept] > (1 + LARGE_RISE) * reading.val_loss.min())
-
-
-def _has_overfitted(f: Features) -> bool:
-    """Whether a run trained far beyond the weights that it keeps: low train loss, rising validation loss."""
-    return (
-        f.keeps and f.train < 0.5 * f.last and f.rise > FAR_RISE and f.rise_z > 1 and f.rise * f.lowest > LEAST_CHANGE
-    )
+    """Whether the run keeps its last weights, and their validation loss is notably above the lowest."""
+    return reading.kept is None and bool(reading.val_loss[-1] > (1 + NOTABLE_RISE) * reading.val_loss.min())
 
 
 def _falls_late(code: str, f: Features) -> bool:
@@ -294,7 +316,7 @@ def _too_little(reading: Reading, features: Features | None) -> Finding | None:
 
 def cannot_tell(reading: Reading, f: Features) -> tuple[str, list[str]] | None:
     """(evidence, advice) where the validation rows are too few: their score may be that of the constant, and it may be above it
-    by half of what was learnt of the training rows. Both are within two standard errors."""
+    by half of what was learned of the training rows. Both are within two standard errors."""
     sample = None if reading.rows is None else reading.rows.train[-1]
     if reading.rows is None or sample is None or f.score_z > ABOVE_CONSTANT or reading.rows_evaluated >= ENOUGH_ROWS:
         return None

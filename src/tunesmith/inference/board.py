@@ -1,38 +1,52 @@
-"""The board: pages to watch, compare, try and stop runs. Handlers look up runs by id and never build a path from a request."""
+"""The board: pages to watch, compare, try and stop the runs of a folder.
+
+A request never becomes a path: its run id is looked up in the list of runs that were found. A run is being trained if its lock
+is held.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import html
+import json
+import logging
+import os
 import re
+import signal
+import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tunesmith.errors import ConfigError
-from tunesmith.inference.batcher import Batcher, parse_texts
-from tunesmith.inference.live_runs import (
-    VERDICT_SECONDS,
-    LiveRun,
-    RunIndex,
-    Streams,
-    encode_message,
-    spark_points,
-    stop_run,
-)
-from tunesmith.inference.security import BOARD_TOKEN
+from tunesmith.errors import CheckpointError, ConfigError, ResourceError, TunesmithError
+from tunesmith.events import Evaluated, NonFinite, Note, RunEnded
+from tunesmith.files import BadFile, is_plain, open_plain, parse_json
+from tunesmith.findings import Finding
 from tunesmith.inference.server import read_json_body, retry_later
-from tunesmith.inference.service import model_summary
+from tunesmith.inference.service import Batcher, model_summary, parse_texts
+from tunesmith.report.build import diagnose_run, diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.compare import MAX_RUNS
-from tunesmith.runs.folder import RunDir
+from tunesmith.report.plots import PanelLine, main_panels, more_panels
+from tunesmith.report.predictions import scores_in_file
+from tunesmith.runs.curves import Curves, Series, build_curves
+from tunesmith.runs.event_log import ColumnsTail, Peek, peek_journal
+from tunesmith.runs.folder import RunDir, read_metrics, read_summary
+from tunesmith.runs.lock import Holder, is_held, noted_holder, open_lock
+
+log = logging.getLogger(__name__)
 
 ASSETS = ("page.css", "board.css", "chart.js", "list.js", "run.js")
 """All files the board serves in addition to pages."""
@@ -42,12 +56,32 @@ _BODY = "<body>\n"
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 CLASSIFY_SECONDS = 120.0
 MAX_DRAWING = 20
+RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+FRESH_SECONDS = 60
+"""A run without a lock file whose event log grew within this time counts as running: Trainer scripts may not take a lock."""
+ScoreCell = tuple[str, float, float | None, float | None]
+"""Name, value, and the 95% interval."""
+Verdict = tuple[str, str]
+"""Kind (good, warn, bad, info) and title."""
+_OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
+DIAGNOSIS_SECONDS = 15.0
+"""Minimum time between two diagnoses of a run in training."""
+POINTS = 900
+"""Points per curve: a chart is about 600 pixels wide, and thinning keeps the minimum and maximum of each bucket."""
+MAX_STREAMS = 32
+HEARTBEAT_SECONDS = 15.0
+INTERVAL_SECONDS = 0.7
+FOLLOW_SHARE, LONGEST_SECONDS = 0.25, 4.0
+"""Maximum share of one core for following a run, and maximum seconds between two updates: an update of a log with a million
+lines takes 0.7 s."""
+VERDICT_SECONDS = 0.3
+"""Maximum time per update of the list for new diagnoses: 200 runs (5 s of CPU) take half a minute."""
 
 
 class Board:
     """The handlers of `tunesmith board`."""
 
-    token_hint = BOARD_TOKEN
+    token_hint = "open the address that `tunesmith board` printed, which contains the token"
 
     def __init__(self, runs: str | Path, batcher: Batcher | None = None) -> None:
         if not Path(runs).is_dir():
@@ -170,6 +204,9 @@ class Board:
         return run
 
 
+# Pages
+
+
 def _page(text: str) -> Response:
     """Return a report. Its content security policy, one script and one style sheet by hash, is also sent as a header."""
     found = _POLICY.search(text)
@@ -230,3 +267,411 @@ def _breakable(text: object) -> Any:
     from markupsafe import Markup
 
     return Markup("<wbr>").join(_SEPARATOR.split(str(text)))
+
+
+# Runs
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One row of the list of runs."""
+
+    id: str
+    name: str
+    model: str
+    status: str
+    peek: Peek
+    score: ScoreCell | None
+    updated: float
+    problem: str | None = None
+    """The damage of the run folder, if any."""
+    verdict: Verdict | None = None
+    """The first finding; None if there is none, or if the run was not diagnosed yet."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values for the script of the page."""
+        plain = {name: getattr(self, name) for name in ("id", "name", "model", "status", "score", "updated")}
+        peek = {"step": self.peek.step, "num_steps": self.peek.num_steps, "loss": self.peek.loss}
+        spark = spark_points(self.peek.spark)
+        return {**plain, **peek, "spark": spark, "problem": self.problem, "verdict": self.verdict}
+
+
+class RunIndex:
+    """The runs of a folder. Every call looks for new and removed runs."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).resolve()
+        self._known: dict[str, tuple[tuple[Any, ...], RunRow]] = {}
+        self._verdicts: dict[str, tuple[tuple[Any, ...], Verdict | None, float]] = {}
+        self._lock = threading.Lock()
+
+    def find_all(self) -> dict[str, RunDir]:
+        """Return id -> run folder: direct subfolders with an event log, and the root itself if it is a run."""
+        root = RunDir(self.root)
+        found = {run_id(self.root.name): root} if os.path.lexists(root.journal_file) else {}
+        try:
+            with os.scandir(self.root) as listing:
+                entries = list(listing)
+        except OSError:
+            return found
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
+                continue
+            run = RunDir(entry.path)
+            if os.path.lexists(run.journal_file):
+                found[run_id(entry.name)] = run
+        return found
+
+    def find(self, wanted: str) -> RunDir | None:
+        """Return the run with this id; None if there is none, or if it contains links to other places."""
+        if not RUN_ID.fullmatch(wanted) or set(wanted) == {"."}:
+            return None
+        run = self.find_all().get(wanted)
+        return run if run is not None and has_no_links(run) else None
+
+    def rows(self, *, seconds: float = 0.0) -> list[RunRow]:
+        """Return all runs, the newest first. Only event logs that changed since the last call are read.
+
+        Runs without a cached verdict are diagnosed for about `seconds`.
+        """
+        until = time.monotonic() + seconds
+        with self._lock:
+            found = [row for key, run in self.find_all().items() if (row := self._row(key, run, until)) is not None]
+        return sorted(found, key=lambda row: (row.status != "running", -row.updated))
+
+    def _row(self, key: str, run: RunDir, until: float) -> RunRow | None:
+        try:
+            info = os.lstat(run.journal_file)
+        except OSError:
+            return None
+        scored = os.lstat(run.metrics_file).st_mtime_ns if is_plain(run.metrics_file) else 0
+        version = (info.st_ino, info.st_size, info.st_mtime_ns, scored)
+        if key not in self._known or self._known[key][0] != version:
+            self._known[key] = (version, _read_row(key, run, info.st_mtime))
+        row = self._known[key][1]
+        if row.problem:
+            return row
+        status = status_of(run, row.peek.ended, info.st_mtime)
+        if not has_no_links(run):
+            return replace(row, status=status)
+        known, verdict, at = self._verdicts.get(key, (None, None, 0.0))
+        now = time.monotonic()
+        pause = DIAGNOSIS_SECONDS if status == "running" else 0.0
+        if known != (version, status) and at + pause <= now < until:
+            verdict = _diagnose(run)
+            self._verdicts[key] = ((version, status), verdict, now)
+        return replace(row, status=status, verdict=verdict)
+
+
+def _diagnose(run: RunDir) -> Verdict | None:
+    try:
+        found = diagnose_run(run)
+    except (TunesmithError, OSError, ValueError):
+        return None
+    return tone_and_title(found[0]) if found else None
+
+
+def run_id(name: str) -> str:
+    """Return the name of the folder if it is valid in a URL, else a name with its hash."""
+    if RUN_ID.fullmatch(name) and set(name) != {"."}:
+        return name
+    return "run-" + hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def status_of(run: RunDir, ended: str | None, updated: float) -> str:
+    """Return running, finished, stopped, failed, or interrupted (no end in the event log)."""
+    if is_running(run):
+        return "running"
+    if ended is None:
+        fresh = not run.lock_file.exists() and time.time() - updated < FRESH_SECONDS
+        return "running" if fresh else "interrupted"
+    if ended in ("completed", "early_stopping"):
+        return "finished"
+    by_signal = ended in ("SIGTERM", "SIGINT", "break") or ended.startswith("signal ")
+    return "stopped" if by_signal else "failed"
+
+
+def has_no_links(run: RunDir) -> bool:
+    """Return whether the folder and all files read from it are real: a link could expose any file of this machine."""
+    files = [run.path, run.journal_file, run.config_file, run.environment_file, run.data_summary_file]
+    files += [run.metrics_file, run.predictions_file, run.lock_file, run.model]
+    if any(os.path.islink(file) for file in files):
+        return False
+    return not run.model.is_dir() or not any(file.is_symlink() for file in run.model.iterdir())
+
+
+def _read_row(key: str, run: RunDir, updated: float) -> RunRow:
+    """Return a row whose status is "damaged" if it has a problem, else still unknown."""
+    peek = peek_journal(run.journal_file)
+    score: ScoreCell | None = None
+    if peek.score is not None:
+        score = (f"validation {peek.score[0]}", peek.score[1], None, None)
+    problem = peek.problem
+    try:
+        if os.path.islink(run.metrics_file):  # it could expose any file of this machine
+            raise CheckpointError("is a link, not a file")
+        score = _first_score(read_metrics(run.metrics_file)) or score
+    except CheckpointError as error:
+        problem = problem or f"{run.metrics_file.name} {error.problem}"
+    return RunRow(key, *_names(run), "damaged" if problem else "", peek, score, updated, problem)
+
+
+def _names(run: RunDir) -> tuple[str, str]:
+    """Return run name and model from run.yaml without a YAML parser, which takes seconds for 200 runs."""
+    found: dict[str, str] = {}
+    try:
+        with open_plain(run.config_file) as file:
+            text = file.read(100_000).decode("utf-8", "replace")
+    except (OSError, BadFile):
+        text = ""
+    for name, value in _OPTION.findall(text):
+        try:
+            read = parse_json(value)
+        except BadFile:
+            read = value
+        found[name] = str(read)[:200] if read is not None and read != "null" else ""
+    return found.get("run_name") or run.name, Path(found.get("model_name_or_path") or "").name
+
+
+def _first_score(metrics: dict[str, Any]) -> ScoreCell | None:
+    """Return the first test or validation score with its interval."""
+    for split in ("test", "validation"):
+        found = scores_in_file({split: metrics[split]}) if isinstance(metrics.get(split), dict) else []
+        best = next((score for score in found if score.name != "loss"), None)
+        if best is not None:
+            return f"{split} {best.name}", best.value, best.low, best.high
+    return None
+
+
+def spark_points(losses: tuple[float, ...]) -> str:
+    """Return the points of an SVG polyline in a box of 100 by 24."""
+    if len(losses) < 2:
+        return ""
+    low, high = min(losses), max(losses)
+    span = (high - low) or 1.0
+    width = len(losses) - 1
+    return " ".join(f"{100 * k / width:.1f},{22 - 20 * (v - low) / span:.1f}" for k, v in enumerate(losses))
+
+
+def with_title(finding: Finding) -> dict[str, object]:
+    """Return a finding as the page of a run shows it."""
+    kind, title = tone_and_title(finding)
+    unsure = finding.doubt or finding.code == "not_enough_evidence"
+    shown = {"numbers": {}, "kind": kind, "title": title + finding.doubt}
+    return finding.to_json() | shown | ({"confidence": None} if unsure else {})
+
+
+def is_running(run: RunDir) -> bool:
+    """Return whether a process holds the lock of the run folder."""
+    handle = open_lock(run.lock_file)
+    if handle is None:
+        return False
+    try:
+        return is_held(handle)
+    finally:
+        os.close(handle)
+
+
+def stop_run(run: RunDir) -> Holder:
+    """Send SIGTERM to the process that trains this run: it saves a checkpoint at the next step and exits with 143."""
+    handle = open_lock(run.lock_file)
+    try:
+        if handle is None or not is_held(handle):
+            raise ResourceError("the run is not being trained", where=run.name)
+        holder = noted_holder(handle)
+        if holder is None or holder.host != socket.gethostname():
+            where = f"on {holder.host}" if holder is not None else "by an unknown process"
+            fix = "Stop it where it was started."
+            raise ResourceError(f"the run is being trained {where}, not on this machine", where=run.name, fix=fix)
+        if holder.pid <= 1 or holder.pid == os.getpid():
+            raise ResourceError(f"process {holder.pid} cannot be stopped", where=run.name)
+        process = os.pidfd_open(holder.pid)  # a reused process id is never signaled
+        try:
+            if not _has_open(holder.pid, handle):
+                raise ResourceError(f"process {holder.pid} is in the lock file but does not hold it", where=run.name)
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+        finally:
+            os.close(process)
+    except PermissionError:
+        raise ResourceError("the process that trains the run belongs to another user", where=run.name) from None
+    except ProcessLookupError:
+        raise ResourceError("the run is not being trained", where=run.name) from None
+    finally:
+        if handle is not None:
+            os.close(handle)
+    return holder
+
+
+def _has_open(pid: int, handle: int) -> bool:
+    """Return whether a process has this file open."""
+    lock = os.fstat(handle)
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if os.path.samestat(link.stat(), lock):
+                return True
+    return False
+
+
+# Live updates
+
+
+class LiveRun:
+    """A run that is followed: `poll` reads new events, `snapshot` returns everything as JSON. Not thread-safe."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.curves: Curves | None = None
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+        self.problem: str | None = None
+        self.status = ""
+        self._tail = ColumnsTail(run.journal_file)
+        self._diagnosed: tuple[Any, ...] = ()
+
+    def poll(self) -> bool:
+        """Read new events; return whether there is anything new to show."""
+        before = (self.status, self.problem)
+        changed = False
+        try:
+            changed = self._tail.poll()
+            self.problem = None
+        except (TunesmithError, OSError) as error:
+            self.problem = str(error)
+        if changed and self._tail.columns is not None:
+            self.curves = build_curves(self._tail.columns, name=self.run.name)
+        try:
+            updated = os.lstat(self.run.journal_file).st_mtime
+        except OSError:
+            updated = 0.0
+        self.status = status_of(self.run, self.curves.ended if self.curves is not None else None, updated)
+        if self.curves is not None and (changed or before[0] != self.status):
+            self._diagnose()
+        return changed or before != (self.status, self.problem)
+
+    def _diagnose(self) -> None:
+        assert self._tail.columns is not None
+        assert self.curves is not None
+        others = [event for _, event in self._tail.columns.others]
+        self.notes = list(dict.fromkeys(e.text for e in others if isinstance(e, Note)))[-8:]
+        seen = tuple(e for e in others if isinstance(e, (Evaluated, NonFinite, RunEnded)))
+        running = self.status == "running"
+        mark = (len(seen), seen[-1:] and seen[-1].step, running)
+        if mark != self._diagnosed or not self.findings:
+            self._diagnosed = mark
+            try:
+                config = read_run_config(self.run.config_file)
+                summary = read_summary(self.run.data_summary_file)
+            except (TunesmithError, OSError):
+                config, summary = {}, {}
+            self.findings = diagnose_with(self.curves, config, summary, running=running)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return everything the page draws."""
+        curves = self.curves
+        if curves is None:
+            return {"status": self.status, "problem": self.problem, "panels": [], "findings": [], "notes": []}
+        best = curves.best()
+        loss = curves.train_loss
+        return {
+            "status": self.status,
+            "problem": self.problem,
+            "step": curves.last_step,
+            "num_steps": curves.num_steps,
+            "epoch": _short(float(loss.epoch[-1])) if len(loss) else None,
+            "loss": _short(float(loss.value[-1])) if len(loss) else None,
+            "seconds_left": self._seconds_left(curves),
+            "speed": _short(_recent(curves.tokens_per_second)),
+            "rows_speed": _short(_recent(curves.examples_per_second)),
+            "best": {"metric": best[0], "step": best[1], "value": _short(best[2])} if best else None,
+            "ended": curves.ended,
+            "resumed_at": list(curves.resumed_at)[-20:],
+            "findings": [with_title(f) for f in self.findings],
+            "notes": self.notes,
+            "panels": make_panels(curves),
+        }
+
+    def _seconds_left(self, curves: Curves) -> float | None:
+        rate = _recent(curves.examples_per_second)
+        done = curves.last_step
+        if self.status != "running" or not curves.num_steps or not np.isfinite(rate) or rate <= 0 or not done:
+            return None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rows = curves.train_rows / curves.steps_per_epoch if curves.steps_per_epoch else float("nan")
+        left = (curves.num_steps - done) * rows / rate
+        return round(left) if np.isfinite(left) else None
+
+
+def make_panels(curves: Curves) -> list[dict[str, Any]]:
+    """Return the charts as data: title, and lines with a name, a kind (raw, smooth, points, dashed) and a color."""
+    return [
+        {"key": panel.key, "title": panel.title, "lines": [_line(line) for line in panel.lines if len(line.series)]}
+        for panel in (*main_panels(curves), *more_panels(curves))
+    ]
+
+
+def _line(line: PanelLine) -> dict[str, Any]:
+    thin = line.series.thinned(POINTS)
+    return {
+        "name": line.name,
+        "kind": line.kind,
+        "color": "train" if line.side == "train" else "val",
+        "x": thin.step.tolist(),
+        "y": [_short(v) for v in thin.value.tolist()],
+    }
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.6g}") if np.isfinite(value) else None
+
+
+def _recent(series: Series) -> float:
+    good = series.value[-50:]
+    good = good[np.isfinite(good)]
+    return float(np.median(good)) if len(good) else float("nan")
+
+
+class Streams:
+    """Streams of Server-Sent Events, one per visible page."""
+
+    def __init__(self) -> None:
+        self._closed = asyncio.Event()
+        self._watching = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the maximum number of watching pages is reached."""
+        return self._watching >= MAX_STREAMS
+
+    async def watch(self, produce: Callable[[], bytes | None]) -> AsyncGenerator[bytes]:
+        """Yield every message of `produce`, which returns None if nothing changed; comments keep the connection alive."""
+        self._watching += 1
+        try:
+            yield b"retry: 1000\n\n"
+            sent = time.monotonic()
+            while not self._closed.is_set():
+                began = time.monotonic()
+                message = None
+                try:
+                    message = await asyncio.to_thread(produce)
+                except Exception:  # a damaged file may be written again
+                    log.exception("a run could not be read")
+                now = time.monotonic()
+                if message is None and now - sent > HEARTBEAT_SECONDS:
+                    message = b": keep-alive\n\n"
+                if message is not None:
+                    sent = now
+                    yield message
+                wait = max(INTERVAL_SECONDS, min((now - began) / FOLLOW_SHARE, LONGEST_SECONDS))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closed.wait(), wait)
+        finally:
+            self._watching -= 1
+
+    def close(self) -> None:
+        """End all streams, so that the server can stop."""
+        self._closed.set()
+
+
+def encode_message(kind: str, data: Any) -> bytes:
+    """Return one Server-Sent Event. The JSON is ASCII without line breaks, so no text can end the message."""
+    return f"event: {kind}\ndata: {json.dumps(data, allow_nan=False, separators=(',', ':'))}\n\n".encode("ascii")

@@ -19,9 +19,20 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from tunesmith.data.row_blocks import column_blocks, fixed_runs, kind_of_rows, read_stdin
+from tunesmith.data.text_files import column_blocks, fixed_runs, kind_of_rows, read_stdin
 from tunesmith.errors import CheckpointError, DataError, ResourceError
-from tunesmith.files import BadFile, parse_json
+from tunesmith.files import (
+    TMP_PREFIX,
+    BadFile,
+    hash_file,
+    known_hash,
+    make_folder,
+    open_in_place,
+    parse_json,
+    read_regular,
+    user_files,
+    write_file,
+)
 from tunesmith.inference.model_folder import model_folder_of
 from tunesmith.inference.predictor import Predictor, chunks_of
 from tunesmith.inference.tables import (
@@ -34,15 +45,6 @@ from tunesmith.inference.tables import (
 )
 from tunesmith.runs.lock import RunLock
 from tunesmith.runs.manifest import remove_tree
-from tunesmith.runs.writing import (
-    TMP_PREFIX,
-    hash_file,
-    known_hash,
-    make_folder,
-    open_in_place,
-    read_regular,
-    write_file,
-)
 
 JOB_FILE = "job.json"
 PARTS_FILE = "parts.jsonl"
@@ -80,12 +82,12 @@ class BulkJob:
 def run_job(job: BulkJob, predictor: Predictor, on_rows: Callable[[int], None] = lambda rows: None) -> int:
     """Predict all parts that are not finished yet; return the number of predicted rows."""
     make_folder(job.output)
-    others = sorted(p.name for p in job.output.iterdir() if not p.name.startswith("."))
+    others = user_files(job.output)
     if others and not is_resumable(job.output):
         problem = f"contains other files ({', '.join(others[:3])})"
         raise DataError(problem, where=str(job.output), fix="Set --output to an empty folder.")
     with RunLock(job.output / ".lock"):
-        finished = _open_job(job, predictor.folder)
+        finished = _open_job(job, predictor)
         for leftover in job.output.rglob(f"{TMP_PREFIX}*"):  # of a process that was killed
             remove_tree(leftover)
         rows = 0
@@ -111,9 +113,9 @@ def is_resumable(output: Path) -> bool:
     return (output / JOB_FILE).exists()
 
 
-def _open_job(job: BulkJob, model: Path) -> dict[str, str]:
+def _open_job(job: BulkJob, predictor: Predictor) -> dict[str, str]:
     """Write `job.json`, or check that it describes the same job; return the hash of each finished part."""
-    described = json.loads(json.dumps(_describe_job(job, model)))
+    described = json.loads(json.dumps(_describe_job(job, predictor)))
     if not is_resumable(job.output):
         write_file(job.output / JOB_FILE, json.dumps(described, indent=1).encode())
         return {}
@@ -129,8 +131,9 @@ def _open_job(job: BulkJob, model: Path) -> dict[str, str]:
     return _finished_parts(job.output / PARTS_FILE)
 
 
-def _describe_job(job: BulkJob, model: Path) -> dict[str, Any]:
-    folder = model_folder_of(model).folder
+def _describe_job(job: BulkJob, predictor: Predictor) -> dict[str, Any]:
+    folder = model_folder_of(predictor.folder).folder
+    abstention = predictor.facts.labels.abstention
     names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and p.suffix != ".md")
     digest = hashlib.sha256("\n".join(f"{n} {known_hash(folder / n)}" for n in names).encode()).hexdigest()
     return {
@@ -142,6 +145,7 @@ def _describe_job(job: BulkJob, model: Path) -> dict[str, Any]:
         "reading": job.reading,
         "bf16": job.bf16,
         "part_rows": PART_ROWS,
+        "thresholds": None if abstention is None else [f"{value:.7g}" for value in abstention.thresholds],
     }
 
 
@@ -160,12 +164,10 @@ def _finished_parts(listing: Path) -> dict[str, str]:
 def find_inputs(pattern: str) -> list[InputFile]:
     """Return the files of a glob pattern, a folder or a single path, sorted by name."""
     found = sorted(glob.glob(pattern, recursive=True))
-    files = [
-        inner
-        for path in found
-        for inner in (sorted(glob.glob(os.path.join(glob.escape(path), "*"))) if os.path.isdir(path) else [path])
-        if os.path.isfile(inner)
-    ]
+    files = []
+    for path in found:
+        inner = [os.path.join(path, name) for name in user_files(Path(path))] if os.path.isdir(path) else [path]
+        files += [file for file in inner if os.path.isfile(file)]
     if not files:
         raise DataError("no file matches", where=pattern, fix="Put the pattern in quotes so that the shell keeps it.")
     root = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])

@@ -28,10 +28,11 @@ import numpy.typing as npt
 from tunesmith import __version__
 from tunesmith.config.load import load_config
 from tunesmith.data.batches import padding_of
-from tunesmith.data.columns import Columns
 from tunesmith.data.read import read_labelled
+from tunesmith.data.rows import Columns
 from tunesmith.data.tokenize import make_token_rows
 from tunesmith.errors import ConfigError, NumericsError, ResourceError, TunesmithError, short_text
+from tunesmith.files import disk_error, make_folder, write_new
 from tunesmith.inference.model_folder import (
     GRAPH_FILE,
     INSTALL_RUNTIME,
@@ -51,8 +52,7 @@ from tunesmith.metrics.table import make_suite
 from tunesmith.models.load import load_model
 from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import write_sealed
-from tunesmith.runs.writing import disk_error, make_folder, write_new
+from tunesmith.runs.manifest import publish_folder
 
 MAX_ROWS = 5_000
 """Rows the export is measured on, at most."""
@@ -161,7 +161,7 @@ def export_model_to(
     make_folder(output.parent)
     remove_leftovers(output)
     try:
-        write_sealed(output, fill, {"kind": "export"}, bytes_needed=needed)
+        publish_folder(output, fill, {"kind": "export"}, bytes_needed=needed)
     except TunesmithError:
         raise
     except Exception as error:  # onnx and onnxruntime report a full disk with exceptions that have no errno

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from tunesmith.data.tokenize import LongTexts
 from tunesmith.errors import ConfigError
-from tunesmith.files import BadFile, read_json
+from tunesmith.files import BadFile, read_json, write_new
 from tunesmith.labels import LabelMap, Task
+from tunesmith.metrics.abstain import HeldOut, choose_thresholds
 from tunesmith.models.files import Seal, check_seal, resolve_model
 from tunesmith.runs.folder import RunDir, best_trial_of
-from tunesmith.runs.manifest import write_sealed
-from tunesmith.runs.writing import write_new
+from tunesmith.runs.manifest import publish_folder
 
 FACTS_FILE = "tunesmith.json"
 
@@ -36,11 +36,27 @@ class ModelFacts:
     metrics: tuple[str, ...] | None = None
     long_texts: LongTexts = "head"
     """How rows longer than `max_length` were read in training."""
+    held_out: HeldOut | None = None
+    """Confidence and correctness of the validation examples, from which `Predictor.abstaining` chooses a threshold."""
 
     def write(self, folder: Path) -> None:
         """Write the facts into a model folder."""
-        data = {**vars(self), "labels": self.labels.to_json()}
-        write_new(folder / FACTS_FILE, json.dumps(data, indent=1, ensure_ascii=False).encode())
+        held_out = None if self.held_out is None else self.held_out.to_json()
+        data = {**vars(self), "labels": self.labels.to_json(), "held_out": held_out}
+        write_new(folder / FACTS_FILE, json.dumps(data, indent=None if held_out else 1, ensure_ascii=False).encode())
+
+    def abstaining(self, max_error: float, *, per_class: bool = False) -> ModelFacts:
+        """Return the facts of a model that answers only if it is sure enough; see `Predictor.abstaining`."""
+        labels = self.labels
+        if labels.task not in (Task.BINARY, Task.MULTICLASS):
+            raise ConfigError(f"a {labels.task.value} model cannot abstain: --max_error requires one class per example")
+        if not 0 < max_error < 1:
+            raise ConfigError(f"--max_error must be between 0 and 1, got {max_error:g}")
+        if self.held_out is None:
+            fix = "Set --calibration_file to a file with labeled examples that the model was not trained on."
+            raise ConfigError("the model folder has no held-out examples to choose a threshold on", fix=fix)
+        found = choose_thresholds(self.held_out, max_error, labels.names, per_class=per_class)
+        return replace(self, labels=replace(labels, abstention=found))
 
 
 def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
@@ -61,6 +77,7 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
                 data["glue_task"],
                 None if metrics is None else tuple(metrics),
                 cast(LongTexts, long_texts),
+                None if data.get("held_out") is None else HeldOut.from_json(data["held_out"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"is damaged ({error})", where=str(file)) from error
@@ -119,7 +136,7 @@ def export_model(
         write_new(folder / "README.md", card.encode())
 
     size = sum(t.numel() * t.element_size() for t in weights.values())
-    write_sealed(target, fill, {"kind": "model", **meta}, bytes_needed=size)
+    publish_folder(target, fill, {"kind": "model", **meta}, bytes_needed=size)
 
 
 EXPORT_FILE = "export.json"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tunesmith.data.batches import TokenRows, length_batches, mean_by_row, pad_rows
 from tunesmith.data.tokenize import ChunkEncoder, LongTexts, RustEncoder, TokenEncoder, load_plain_tokenizer
-from tunesmith.data.tokens import TokenRows, length_batches, mean_by_row, pad_rows
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, short_text
 from tunesmith.inference.model_folder import GRAPH_FILE, GraphFacts, ModelFacts, read_facts, read_graph_facts
 from tunesmith.models.files import Seal, read_config_file

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tunesmith.data.batches import TokenRows, prefetched
 from tunesmith.data.tokenize import (
     ChunkEncoder,
     CutCount,
@@ -23,15 +24,15 @@ from tunesmith.data.tokenize import (
     TruncationCount,
     require_text_cells,
 )
-from tunesmith.data.tokens import TokenRows, prefetched
 from tunesmith.errors import ConfigError, DataError, ResourceError, first_few, name_the_extra
 from tunesmith.inference.model_folder import (
     ModelFacts,
     is_graph_folder,
     model_folder_of,
 )
-from tunesmith.inference.tables import predicted_names, probabilities_of, require_numbers
-from tunesmith.labels import Task
+from tunesmith.inference.tables import answered_rows, predicted_names, probabilities_of, require_numbers
+from tunesmith.labels import Task, choose_labels
+from tunesmith.metrics.abstain import HeldOut
 from tunesmith.runs.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -131,8 +132,28 @@ class Predictor:
         return " ".join(text.split())
 
     def predict(self, texts: Any, pairs: Any = None) -> list[Any]:
-        """Return the label name of each text (multilabel: a list of names, regression: a number). A string is one text."""
-        return predicted_names(self.probabilities(texts, pairs), self.facts.labels)
+        """Return the label name of each text (multilabel: a list of names, regression: a number). A string is one text.
+
+        A model that abstains returns None for texts that it is not sure about.
+        """
+        probabilities = self.probabilities(texts, pairs)
+        names = predicted_names(probabilities, self.facts.labels)
+        answered = answered_rows(probabilities, self.facts.labels)
+        return [name if sure else None for name, sure in zip(names, answered, strict=True)]
+
+    def abstaining(self, max_error: float, *, per_class: bool = False) -> Predictor:
+        """Return a predictor that answers only if it is sure enough for an error rate of at most `max_error`.
+
+        The error rate of the answered examples is at most `max_error` with 95% confidence, for each predicted class with
+        `per_class`. A DataError says why if no threshold achieves that on the held-out examples of the run.
+        """
+        return replace(self, facts=self.facts.abstaining(max_error, per_class=per_class))
+
+    def with_calibration(self, texts: Sequence[list[str]], labels: npt.NDArray[Any]) -> Predictor:
+        """Return a predictor whose thresholds for abstaining are chosen on these examples; `labels` are label ids."""
+        probabilities = probabilities_of(self.predict_texts(chunks_of(texts)).logits, self.facts.labels.task)
+        predicted = choose_labels(probabilities, self.facts.labels.task, self.facts.labels.thresholds)
+        return replace(self, facts=replace(self.facts, held_out=HeldOut.of(probabilities, predicted, labels)))
 
     def predict_proba(self, texts: Any, pairs: Any = None) -> Any:
         """Return a DataFrame with one row per text and the columns of `classes_`. It keeps the index of a Series or DataFrame."""

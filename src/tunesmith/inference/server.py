@@ -1,33 +1,44 @@
-"""The HTTP server of the board and the prediction service: uvicorn, deadlines for slow clients, and limits for JSON bodies."""
+"""The HTTP server of the board and the prediction service: access control, deadlines for slow clients, and uvicorn.
+
+Every request passes `Guard` first. It checks the Host header (DNS rebinding gets status 421), the token, and the same Origin for
+every method except GET and HEAD. Responses have a content security policy without inline scripts and are never framed, cached
+or readable across origins.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
+from urllib.parse import parse_qsl, urlencode
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors import Multiprocess
 
 from tunesmith.errors import ResourceError, StoppedBySignal, TunesmithError, WorkerError
-from tunesmith.inference.security import Access, Guard
+from tunesmith.files import replacing
 
 HEADER_SECONDS = 10.0
 """Time for the headers of a request, from the connection or the end of the previous response."""
@@ -42,6 +53,24 @@ ARRIVED_SECONDS = 0.2
 """Time between a signal and the end of listening, in which requests that were already sent are accepted."""
 RETRY_SECONDS = 2
 LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+    "content-security-policy": POLICY,
+}
+_RAW_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+READING = ("GET", "HEAD")
+_MAX_AGE = 30 * 24 * 3600
 
 
 class Service(Protocol):
@@ -72,6 +101,144 @@ class Listen:
     token: str
     names: Sequence[str] = ()
     drain_seconds: int = DRAIN_SECONDS
+
+
+# Access
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who has access. `hosts` are the accepted Host headers, `hint` is the message for a client without the token."""
+
+    token: str
+    hosts: frozenset[str]
+    cookie: str
+    hint: str
+
+    @classmethod
+    def for_port(cls, token: str, port: int, names: Iterable[str] = (), hint: str = "send the token") -> Access:
+        """Return the access rules for the local names and `names`, at this port."""
+        every = [*LOCAL_NAMES, *(n.lower() for n in names)]
+        hosts = {f"{name}:{port}" for name in every} | ({*every} if port == 80 else set())
+        # Browsers ignore the port of a cookie, so the name separates two boards on one machine.
+        return cls(token, frozenset(hosts), f"tunesmith-{port}", hint)
+
+    def knows(self, given: str | None) -> bool:
+        """Return whether this is the token, compared in constant time."""
+        return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+
+
+class Guard:
+    """ASGI middleware that refuses requests before they reach the app, and stops the header deadline while one is handled."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app = app
+        self.access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request. There are no WebSockets: uvicorn refuses them."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = message.get("headers", [])
+                known = {name.lower() for name, _ in given}
+                message = {**message, "headers": [*given, *(pair for pair in _RAW_HEADERS if pair[0] not in known)]}
+            await send(message)
+
+        deadline: Deadline = scope.get("state", {}).get("deadline") or Deadline()
+        deadline.cancel()
+        try:
+            await (self._refuse(scope) or self.app)(scope, receive, send_with_headers)
+        finally:
+            deadline.start(HEADER_SECONDS)
+
+    def _refuse(self, scope: Scope) -> Response | None:
+        """Return a refusal, or the redirect that turns a token in the URL into a cookie; None to let the request pass."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "").lower()
+        server = scope.get("server") or ("", 0)
+        # The address of the connection itself cannot be a rebound name.
+        own = f"{server[0]}:{server[1]}" if ":" not in str(server[0]) else f"[{server[0]}]:{server[1]}"
+        if len(headers.getlist("host")) != 1 or (host not in self.access.hosts and host != own):
+            reason = "this is not an address of the server; use the one it printed, or start it with --allow_host"
+            return _refusal(headers, 421, reason)
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if scope["method"] in READING and "token" in dict(query):
+            return self._login(scope, headers, query)
+        bearer = headers.get("authorization", "").removeprefix("Bearer ") or None
+        if not self.access.knows(bearer) and not self.access.knows(self._cookie(headers)):
+            return _refusal(headers, 401, self.access.hint)
+        foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if scope["method"] in READING:
+            page = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+            return _refusal(headers, 403, "cross-site requests are not allowed") if foreign and not page else None
+        # A foreign page can make the browser send a cookie, but not an Authorization header.
+        origin = headers.get("origin")
+        same = origin == f"{scope['scheme']}://{host}" or (origin is None and self.access.knows(bearer))
+        return _refusal(headers, 403, "only pages of this server may do this") if foreign or not same else None
+
+    def _login(self, scope: Scope, headers: Headers, query: list[tuple[str, str]]) -> Response:
+        given = next(value for name, value in query if name == "token")
+        if not self.access.knows(given):
+            return _refusal(headers, 401, "the token in this address is wrong or no longer valid")
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        place = "/" + scope["raw_path"].decode("latin-1").lstrip("/\\")  # never //evil.example
+        cookie = f"{self.access.cookie}={self.access.token}; Path=/; Max-Age={_MAX_AGE}; HttpOnly; SameSite=Strict"
+        location = place + (f"?{rest}" if rest else "")
+        return Response(status_code=303, headers={"location": location, "set-cookie": cookie, "connection": "close"})
+
+    def _cookie(self, headers: Headers) -> str | None:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self.access.cookie)
+        except CookieError:
+            return None
+        return found.value if found is not None else None
+
+
+def _refusal(headers: Headers, status: int, reason: str) -> Response:
+    close = {"connection": "close"}
+    if "text/html" not in headers.get("accept", ""):
+        return JSONResponse({"error": reason}, status, close)
+    page = f'<!doctype html><html lang="en"><title>tunesmith</title><h1>{status}</h1><p>{reason}.</p></html>'
+    return HTMLResponse(page, status, close)
+
+
+def token_file() -> Path:
+    """Return the file with the board token of this user."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "tunesmith" / "board-token"
+
+
+def key_file() -> Path:
+    """Return the file with the key of the prediction service, which gives no access to the board."""
+    return token_file().with_name("serve-key")
+
+
+def load_token(file: Path | None = None, *, new: bool = False) -> str:
+    """Return the token, created on first use; `new` replaces it, which ends the access of all open pages."""
+    path = file or token_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not new and path.is_file() and not path.is_symlink():
+            info = path.stat()
+            known = path.read_text(encoding="ascii", errors="replace").strip()
+            # A file that others can read or that belongs to another user is not a secret.
+            if len(known) >= 32 and not info.st_mode & 0o077 and info.st_uid == os.getuid():
+                return known
+        token = secrets.token_urlsafe(32)
+        path.unlink(missing_ok=True)  # a link, or one that others could read
+        with replacing(path, mode=0o600) as out:
+            out.write(token.encode())
+    except OSError as error:
+        raise ResourceError(
+            f"the token cannot be saved ({error.strerror})",
+            where=str(path),
+            fix="Set XDG_STATE_HOME to a writable folder.",
+        ) from None
+    return token
 
 
 # Requests
@@ -148,7 +315,7 @@ class Deadline:
 class DeadlineProtocol(H11Protocol):
     """uvicorn's protocol with deadlines. Only the callbacks of asyncio.Protocol are extended.
 
-    The deadline for headers is part of the state that uvicorn passes to the app, so `HeaderDeadline` can stop it.
+    The deadline for headers is part of the state that uvicorn passes to the app, so `Guard` can stop it.
     """
 
     def __init__(self, *, app_state: dict[str, Any], **options: Any) -> None:
@@ -178,25 +345,6 @@ class DeadlineProtocol(H11Protocol):
         self._unread.cancel()
 
 
-class HeaderDeadline:
-    """ASGI middleware that stops the deadline of a connection while a request is handled."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        deadline = scope.get("state", {}).get("deadline")
-        if deadline is None:
-            await self.app(scope, receive, send)
-            return
-        deadline.cancel()
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            deadline.start(HEADER_SECONDS)
-
-
 # Server
 
 
@@ -213,7 +361,7 @@ def make_app(service: Service, access: Access) -> ASGIApp:
     handlers: Any = {HTTPException: _respond_error, TunesmithError: _respond_error}
     app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return HeaderDeadline(Guard(app, access))
+    return Guard(app, access)
 
 
 class Server(uvicorn.Server):

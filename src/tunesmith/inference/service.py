@@ -1,12 +1,23 @@
-"""`tunesmith serve`: one finished model over HTTP, with health checks and metrics."""
+"""`tunesmith serve`: one finished model over HTTP, with health checks and metrics. The board uses the same batcher.
+
+Batching is continuous: each batch takes the requests that arrived while the previous one was running, in order of arrival, up to
+BATCH_CHARS characters. A request is never delayed to fill a batch.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import threading
 import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,28 +26,284 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tunesmith import __version__
-from tunesmith.errors import ConfigError, TunesmithError
-from tunesmith.files import read_json
-from tunesmith.inference.batcher import (
-    MAX_TEXT_CHARS,
-    MAX_TEXTS,
-    Batcher,
-    LoadedModels,
-    model_home,
-    parse_texts,
-)
-from tunesmith.inference.model_folder import FACTS_FILE, read_facts
-from tunesmith.inference.server import MAX_BODY_BYTES, read_json_body
+from tunesmith.errors import ConfigError, DataError, NumericsError, TunesmithError
+from tunesmith.files import folder_version, read_json
+from tunesmith.inference.model_folder import FACTS_FILE, is_graph_folder, read_facts
+from tunesmith.inference.server import MAX_BODY_BYTES, read_json_body, retry_later
+from tunesmith.inference.tables import Prediction, make_predictions, probabilities_of
 from tunesmith.models.files import check_seal, read_config_file
 from tunesmith.runs.folder import RunDir
 
 log = logging.getLogger("tunesmith.requests")
 
+MAX_TEXTS = 64
+MAX_TEXT_CHARS = 50_000
+MAX_MODELS = 2
+MAX_WAITING = 128
+"""Requests in the queue; further ones get status 429."""
+BATCH_CHARS = 8_000
+"""Characters of a batch, so that a short text does not wait long for it; a single request may have more."""
+COUNTED_CHARS = 2_000
+"""Characters of a text that count, at most: longer texts are truncated by most models."""
 ANSWER_SECONDS = 30.0
 """Maximum time a request waits for its predictions."""
 DRAIN_SECONDS = int(ANSWER_SECONDS) + 5
 """Maximum time from SIGTERM to the end: accepted requests are answered or time out."""
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+# Requests
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts to classify, and the number of labels to return. `pairs` is None for a model of single texts."""
+
+    texts: tuple[str, ...]
+    pairs: tuple[str, ...] | None
+    top_k: int | None = None
+
+    @property
+    def chars(self) -> int:
+        """Number of characters that count for the size of a batch."""
+        return sum(min(len(text), COUNTED_CHARS) for text in (*self.texts, *(self.pairs or ())))
+
+
+def parse_texts(data: Any) -> Texts:
+    """Check {"texts": [...], "pairs": [...], "top_k": 3} or {"text": "...", "text_pair": "..."}, within the limits."""
+    if isinstance(data, dict) and "text" in data and "texts" not in data:
+        pair = {} if data.get("text_pair") is None else {"pairs": [data["text_pair"]]}
+        rest = {name: value for name, value in data.items() if name not in ("text", "text_pair")}
+        data = {**rest, "texts": [data["text"]], **pair}
+    if not isinstance(data, dict) or not {"texts"} <= data.keys() <= {"texts", "pairs", "top_k"}:
+        form = 'send {"texts": ["..."]}, and "pairs": ["..."] for a model of text pairs; "top_k" is optional'
+        raise HTTPException(422, form)
+    texts = _strings(data["texts"], "texts")
+    pairs = None if data.get("pairs") is None else _strings(data["pairs"], "pairs")
+    if pairs is not None and len(pairs) != len(texts):
+        raise HTTPException(422, f"{len(texts)} texts but {len(pairs)} pairs")
+    top_k = data.get("top_k")
+    if isinstance(top_k, float) and top_k.is_integer():  # JSON does not distinguish 3.0 from 3
+        top_k = int(top_k)
+    if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
+        raise HTTPException(422, '"top_k" must be a positive integer')
+    return Texts(texts, pairs, top_k)
+
+
+def _strings(values: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(values, list) or not values or not all(isinstance(v, str) for v in values):
+        raise HTTPException(422, f"{name} must be a list of at least one string")
+    if len(values) > MAX_TEXTS:
+        problem = f"{len(values):,} {name}, at most {MAX_TEXTS} are allowed (`tunesmith predict` reads files)"
+        raise HTTPException(422, problem)
+    longest = max(map(len, values))
+    if longest > MAX_TEXT_CHARS:
+        raise HTTPException(413, f"a text has {longest:,} characters, at most {MAX_TEXT_CHARS:,} are allowed")
+    if any("\ud800" <= c <= "\udfff" for v in values for c in v):
+        raise HTTPException(422, f"{name} contain a lone surrogate, which is not a character")
+    empty = next((i for i, value in enumerate(values) if not value.strip()), None)
+    if empty is not None:
+        raise HTTPException(422, f"{name}[{empty}] is empty")
+    return tuple(values)
+
+
+# Models
+
+
+def load_run_predictor(run: RunDir) -> Any:
+    """Load the model of a run on the CPU; a GPU is left to training."""
+    from tunesmith.inference.predictor import Predictor
+
+    for name in ("transformers", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return Predictor.load(run.path, use_cpu=True)
+
+
+def model_home(run: RunDir) -> Path:
+    """Return the folder of the model: model/ of a run, or an exported folder itself."""
+    return run.path if is_graph_folder(run.path) else run.model
+
+
+def model_summary(run: RunDir) -> dict[str, Any] | None:
+    """Return text columns and labels of the finished model without loading it, or None if there is no model."""
+    try:
+        data = read_json(model_home(run) / FACTS_FILE)
+        columns = data["text_columns"] or ["text"]
+        return {"columns": [str(c) for c in columns][:2], "labels": [str(n) for n in data["labels"]["names"]]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class LoadedModels:
+    """At most two loaded models, loaded again when their files are replaced.
+
+    With `reload_in_background`, the old model is used until the new one is loaded, and kept if that fails.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[RunDir], Any] = load_run_predictor,
+        *,
+        reload_in_background: bool = False,
+        on_reload: Callable[[str | None], None] = lambda problem: None,
+        max_error: float | None = None,
+    ) -> None:
+        self.max_error = max_error
+        self._load = load if max_error is None else lambda run: load(run).abstaining(max_error)
+        self._in_background = reload_in_background
+        self._on_reload = on_reload
+        self._tried: tuple[Any, ...] = ()
+        self._lock = threading.Lock()
+        self._loaded: OrderedDict[Path, tuple[tuple[Any, ...], Any]] = OrderedDict()
+
+    def get(self, run: RunDir) -> Any:
+        """Return the loaded model of a run; raise a HTTPException if there is none."""
+        try:
+            version = folder_version(model_home(run))
+        except OSError:
+            version = ()  # the folder is missing, perhaps between the two renames of its replacement
+        with self._lock:  # concurrent requests wait for one load
+            known, model = self._loaded.get(run.path, (None, None))
+            if known is not None and self._in_background and version != known:
+                if version not in ((), self._tried):
+                    self._tried = version
+                    threading.Thread(target=self._reload, args=(run, version), daemon=True).start()
+                return model
+            if not version:
+                raise HTTPException(409, "the run has no finished model")
+            if version != known:
+                model = self._load(run)
+            self._keep(run, version, model)
+            return model
+
+    def _reload(self, run: RunDir, version: tuple[Any, ...]) -> None:
+        try:
+            model = self._load(run)
+        except Exception as error:
+            self._on_reload(error.line() if isinstance(error, TunesmithError) else type(error).__name__)
+            return
+        with self._lock:
+            self._keep(run, version, model)
+        self._on_reload(None)
+
+    def _keep(self, run: RunDir, version: tuple[Any, ...], model: Any) -> None:
+        self._loaded[run.path] = (version, model)
+        self._loaded.move_to_end(run.path)
+        if len(self._loaded) > MAX_MODELS:
+            self._loaded.popitem(last=False)
+
+
+# Batches
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    run: RunDir
+    given: Texts
+    answer: asyncio.Future[list[Prediction]]
+
+    def fits(self, other: _Waiting) -> bool:
+        """Return whether both can be in one batch."""
+        return self.run.path == other.run.path and (self.given.pairs is None) == (other.given.pairs is None)
+
+
+class Batcher:
+    """Classifies the texts of concurrent requests, one batch at a time in one thread. Models are loaded when first used."""
+
+    def __init__(self, models: LoadedModels | None = None, *, max_waiting: int = MAX_WAITING) -> None:
+        self.models = models or LoadedModels()
+        self._max_waiting = max_waiting
+        self._queue: deque[_Waiting] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tunesmith-batcher")
+        self._worker: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests whose batch has not started."""
+        return len(self._queue)
+
+    async def respond(self, run: RunDir, given: Texts, seconds: float) -> Response:
+        """Return the predictions as JSON; raise an HTTPException if there are none within `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                found = await self.classify(run, given)
+        except TimeoutError:
+            raise retry_later(503, f"no answer within {seconds:.0f} seconds") from None
+        abstains = self.models.max_error is not None
+        extra = [{"answered": one.answered} if abstains else {} for one in found]
+        results = [
+            {"label": one.label, "scores": one.best(given.top_k), **more}
+            for one, more in zip(found, extra, strict=True)
+        ]
+        return JSONResponse({"results": results})
+
+    async def classify(self, run: RunDir, given: Texts) -> list[Prediction]:
+        """Return one prediction per text; raise an HTTPException if the queue is full or the model cannot process a text."""
+        if self.waiting >= self._max_waiting:
+            raise retry_later(429, "too many requests are waiting")
+        request = _Waiting(run, given, asyncio.get_running_loop().create_future())
+        self._queue.append(request)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await request.answer
+
+    def close(self) -> None:
+        """End the thread after the batch in progress."""
+        self._thread.shutdown(cancel_futures=True)
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._queue:
+            batch = self._next_batch()
+            if batch:
+                found = await loop.run_in_executor(self._thread, self._predict, batch)
+                for request, value in zip(batch, found, strict=True):
+                    if request.answer.done():  # it timed out, or its client is gone
+                        continue
+                    if isinstance(value, HTTPException):
+                        request.answer.set_exception(value)
+                    else:
+                        request.answer.set_result(value)
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Take the next request and those after it for the same model, up to BATCH_CHARS."""
+        batch: list[_Waiting] = []
+        left = BATCH_CHARS
+        while self._queue and (not batch or (self._queue[0].given.chars <= left and self._queue[0].fits(batch[0]))):
+            request = self._queue.popleft()
+            if not request.answer.done():
+                batch.append(request)
+                left -= request.given.chars
+        return batch
+
+    def _predict(self, batch: list[_Waiting]) -> list[list[Prediction] | HTTPException]:
+        """Classify a batch; if that fails, each request separately, so that one bad text fails no other request."""
+        alone = len(batch) == 1
+        try:
+            return [*self._classify(batch)]
+        except TunesmithError as error:
+            caused_by_text = isinstance(error, (DataError, NumericsError))
+            problem = HTTPException(422 if caused_by_text else 409, str(error))
+            alone = alone or not caused_by_text  # a model that cannot be loaded fails all of them
+        except HTTPException as error:
+            problem, alone = error, True
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the PanicException of a tokenizer is not an Exception
+            log.warning("a text could not be classified: %s", type(error).__name__)
+            problem = HTTPException(422, "the model cannot process this text")
+        return [problem] * len(batch) if alone else [found for request in batch for found in self._predict([request])]
+
+    def _classify(self, batch: list[_Waiting]) -> list[list[Prediction]]:
+        model = self.models.get(batch[0].run)
+        texts = [text for request in batch for text in request.given.texts]
+        pairs = [text for request in batch for text in request.given.pairs or ()] or None
+        labels = model.facts.labels
+        found = iter(make_predictions(probabilities_of(model.logits(texts, pairs), labels.task), labels))
+        return [list(islice(found, len(request.given.texts))) for request in batch]
+
+
+# Service
 
 
 class Metrics:
@@ -76,18 +343,21 @@ class PredictionService:
 
     token_hint = "send the key of the service: Authorization: Bearer KEY"
 
-    def __init__(self, run: RunDir, batcher: Batcher | None = None) -> None:
+    def __init__(self, run: RunDir, batcher: Batcher | None = None, *, max_error: float | None = None) -> None:
         self.run = run
         self.metrics = Metrics()
         self.ready = False
-        models = LoadedModels(reload_in_background=True, on_reload=self._reloaded)
+        models = LoadedModels(reload_in_background=True, on_reload=self._reloaded, max_error=max_error)
         self.batcher = batcher or Batcher(models)
         if model_summary(run) is None:
             fix = "Pass a finished run with its model/ folder, or an exported folder."
             raise ConfigError("contains no finished model", where=str(run.path), fix=fix)
         home = model_home(run)
         check_seal(home)
-        self._labels = read_facts(home, read_config_file(home)).labels
+        facts = read_facts(home, read_config_file(home))
+        self._labels = facts.labels
+        if max_error is not None:
+            facts.abstaining(max_error)  # a limit that cannot be kept is reported before the server starts
 
     def routes(self) -> list[Route]:
         """Return all routes of the service."""
@@ -174,13 +444,3 @@ class PredictionService:
             self.metrics.rows.inc(rows)
         line = {"event": "request", "route": "/predict", "status": status, "rows": rows, "ms": round(1000 * seconds, 1)}
         log.info(json.dumps(line))
-
-
-def model_summary(run: RunDir) -> dict[str, Any] | None:
-    """Return text columns and labels of the finished model without loading it, or None if there is no model."""
-    try:
-        data = read_json(model_home(run) / FACTS_FILE)
-        columns = data["text_columns"] or ["text"]
-        return {"columns": [str(c) for c in columns][:2], "labels": [str(n) for n in data["labels"]["names"]]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

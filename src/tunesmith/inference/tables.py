@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import chain, count
 from pathlib import Path
@@ -20,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.errors import ConfigError, DataError, NumericsError, first_few
+from tunesmith.files import TMP_PREFIX, make_folder, replacing
 from tunesmith.labels import LabelMap, Task, choose_labels
 from tunesmith.runs.manifest import remove_tree
-from tunesmith.runs.writing import TMP_PREFIX, make_folder, replacing
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 _DANGEROUS = re.compile(r"^'*[=+\-@＝＋－＠\t\r\n]")
@@ -119,7 +120,7 @@ def _cell(value: Any) -> str:
 
 def read_predictions(path: Path) -> dict[str, list[str]]:
     """Return the columns of a csv or tsv file from `write_table`, with the exact text of every cell."""
-    from tunesmith.data.csv_files import Dialect, parse_delimited
+    from tunesmith.data.text_files import Dialect, parse_delimited
 
     header: list[str] = []
     columns: list[list[str]] = []
@@ -137,10 +138,11 @@ def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:
     """Return the names of the added columns: prediction, and prob_NAME per label or the `top_k` best labels."""
     if labels.task is Task.REGRESSION:
         return ["prediction"]
+    answered = ["answered"] if labels.abstention is not None else []
     if top_k is not None:
         places = range(1, min(top_k, len(labels)) + 1)
-        return ["prediction", *(f"{what}_{place}" for place in places for what in ("label", "prob"))]
-    return ["prediction", *(f"prob_{name}" for name in labels.names)]
+        return ["prediction", *answered, *(f"{what}_{place}" for place in places for what in ("label", "prob"))]
+    return ["prediction", *answered, *(f"prob_{name}" for name in labels.names)]
 
 
 def choose_column_names(ours: Sequence[str], taken: Iterable[str]) -> list[str]:
@@ -157,7 +159,7 @@ def choose_column_names(ours: Sequence[str], taken: Iterable[str]) -> list[str]:
 
 def names_of_run(text: Sequence[str], labels: LabelMap) -> dict[str, str]:
     """Map our columns of predictions.parquet to names that differ from the text columns."""
-    ours = ["split", "row", "label", *list_answers(labels), "truncated"]
+    ours = ["split", "row", "file", "line", "label", *list_answers(labels), "truncated"]
     return dict(zip(ours, choose_column_names(ours, text), strict=True))
 
 
@@ -189,21 +191,49 @@ def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[A
     return [labels.names[i] for i in chosen]
 
 
-def sorted_scores(row: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[tuple[str, float]]:
-    """Return (label name, probability), the most probable first, at most `top_k`."""
-    order = np.argsort(-row, kind="stable")[:top_k]
-    return [(labels.names[i], float(row[i])) for i in order]
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The predicted label of one example, with the probability of each label (empty for regression)."""
+
+    label: Any
+    probabilities: dict[str, float]
+    answered: bool = True
+    """Whether the confidence reaches the threshold of `Predictor.abstaining`."""
+
+    def best(self, top_k: int | None = None) -> list[tuple[str, float]]:
+        """Return (label name, probability), the most probable first, at most `top_k`."""
+        return sorted(self.probabilities.items(), key=lambda pair: -pair[1])[:top_k]
+
+
+def make_predictions(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[Prediction]:
+    """Return one prediction per row of probabilities."""
+    names = () if labels.task is Task.REGRESSION else labels.names
+    answered = answered_rows(probabilities, labels)
+    rows = zip(predicted_names(probabilities, labels), probabilities.tolist(), answered, strict=True)
+    return [Prediction(label, dict(zip(names, row, strict=False)), sure) for label, row, sure in rows]
+
+
+def answered_rows(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[bool]:
+    """Return which rows are answered: all of them unless the model abstains."""
+    if labels.abstention is None:
+        return [True] * len(probabilities)
+    predicted = choose_labels(probabilities, labels.task, labels.thresholds)
+    found: list[bool] = labels.abstention.answers(probabilities, predicted).tolist()
+    return found
 
 
 def answer_columns(probabilities: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[list[Any]]:
     """Return the values of the columns of `list_answers`."""
-    names = predicted_names(probabilities, labels)
+    names: list[list[Any]] = [predicted_names(probabilities, labels)]
     if labels.task is Task.REGRESSION:
-        return [names]
+        return names
+    if labels.abstention is not None:
+        names.append(answered_rows(probabilities, labels))
     if top_k is None:
-        return [names, *probabilities.T.tolist()]
-    best = [sorted_scores(row, labels, top_k) for row in probabilities]
-    return [names, *([row[place][side] for row in best] for place in range(min(top_k, len(labels))) for side in (0, 1))]
+        return [*names, *probabilities.T.tolist()]
+    best = [one.best(top_k) for one in make_predictions(probabilities, labels)]
+    places = range(min(top_k, len(labels)))
+    return [*names, *([row[place][side] for row in best] for place in places for side in (0, 1))]
 
 
 def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.data.batches import Collate, padding_of
+from tunesmith.data.batches import Collate, TokenRows, padding_of
 from tunesmith.data.tokenize import (
     SPARED_CORES,
     ChunkEncoder,
@@ -20,7 +20,6 @@ from tunesmith.data.tokenize import (
     longest_allowed,
     make_token_encoder,
 )
-from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.inference.model_folder import ModelFacts, read_facts
 from tunesmith.models.files import Seal, load_tokenizer, position_limit, require_segments

@@ -1,8 +1,8 @@
 """95% intervals. Closed forms chosen by simulation (bench/interval_coverage.py): no seed, no resampling loop.
 
-The percentile bootstrap covered 92 to 94% at n=200 where these cover 94 to 96%, and returns [1, 1] for a perfect score on
-ten rows. Proportions get Wilson's interval; so does F1, because TP given TP+FP+FN is binomial; means over classes combine
-the Wilson limits of the classes; other bounded scores get Wilson's at the n that explains their variance;
+They cover the true score slightly more often than the percentile bootstrap (docs/research/intervals.md), which returns [1, 1]
+for a perfect score on ten examples. Proportions get Wilson's interval; so does F1, because TP given TP+FP+FN is binomial; means
+over classes combine the Wilson limits of the classes; other bounded scores get Wilson's at the n that explains their variance;
 correlations and positive means get a robust standard error on the Fisher z and log scale.
 """
 
@@ -44,13 +44,11 @@ class Score:
         """`f1 of 'fraud'`: the name of the metric with the class it is about."""
         return metric if self.of is None else f"{metric} of {self.of!r}"
 
-    def text(self) -> str:
-        """`0.8603 [0.823, 0.891] n=408`."""
-        if self.value is None:
-            return f"undefined n={self.n}"
-        if self.low is None or self.high is None:
-            return f"{self.value:.4f} n={self.n}"
-        return f"{self.value:.4f} [{self.low:.3f}, {self.high:.3f}] n={self.n}"
+    def text(self, *, count: bool = True) -> str:
+        """`0.8603 [0.823, 0.891] n=408`, or without the count."""
+        value = "undefined" if self.value is None else f"{self.value:.4f}"
+        limits = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
+        return f"{value}{limits} n={self.n}" if count else f"{value}{limits}"
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict; `from_json` restores it."""

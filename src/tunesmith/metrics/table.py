@@ -402,7 +402,7 @@ class Metric:
     greater_is_better: bool = True
     aliases: tuple[str, ...] = ()
     of_counts: Callable[[Array], Array] | None = None
-    """The value from confusion matrices (..., k, k), where it depends on them alone."""
+    """The value from confusion matrices (..., k, k), if it depends only on them."""
     counts_right_rows: bool = False
     """It is the share of rows that are right: two models are then compared by McNemar's test."""
 
@@ -793,7 +793,7 @@ def make_suite(
 ) -> Suite:
     """The metrics of a task: `names` if given, else those of the GLUE task, else the usual ones. First = the one to judge by.
 
-    `positive_name` is what label 1 is called: scores of that class alone carry the name. `thresholds` as in a LabelMap.
+    `positive_name` is what label 1 is called: scores of only that class carry the name. `thresholds` as in a LabelMap.
     """
     chosen: Sequence[str] = DEFAULTS[task]
     if glue_task is not None:

@@ -51,10 +51,14 @@ def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
         expected = _classes_built(kind, config.to_json_string())
     except Exception as error:  # a config changed by hand can fail in any way
         return f"transformers does not build it from its config ({type(error).__name__})"
+    adapters: list[str] = []
     for name, module in model.named_modules(remove_duplicate=False):
-        if name.split(".", 1)[0] in own_head:
+        if name.split(".", 1)[0] in own_head or any(name.startswith(adapter) for adapter in adapters):
             continue
         found = _class_of(module)
+        if found.__module__.startswith("peft.tuners."):  # a layer around a linear one: token by token, too
+            adapters.append(f"{name}.")
+            continue
         if found is not expected.get(name):
             return f"{name} is a {found.__module__}.{found.__qualname__}, which is not what transformers has there"
         replaced = replaced_method(module)
@@ -97,6 +101,8 @@ class Family:
 
     classifier: str
     """transformers' own class with a head that reads one token."""
+    encoder: str
+    """transformers' own class without a head."""
     stack: str
     """Attribute of the bare model that holds the layers (the empty name: it does itself); its output is what the head reads."""
     layers: str | None = "layer"
@@ -112,7 +118,7 @@ class Family:
 
 
 def _like_bert(name: str, stack: str = "encoder", **options: Any) -> Family:
-    return Family(f"{name}ForSequenceClassification", stack, **options)
+    return Family(f"{name}ForSequenceClassification", f"{name}Model", stack, **options)
 
 
 FAMILIES: dict[str, Family] = {
@@ -147,12 +153,11 @@ class Anatomy:
 
 
 def why_not(model: nn.Module) -> str | None:
-    """Why this model cannot run packed, as the rest of the sentence "padding-free is off: ..."; None when it can.
+    """Return why this classifier cannot run packed, as the end of the sentence "packing is off: ..."; None if it can.
 
-    Known by what it is, not by what it is called: a class of the user may read any token, or take other arguments.
+    Known by what it is, not by its name: a class of the user may read any token, or take other arguments.
     """
-    config = getattr(model, "config", None)
-    kind = getattr(config, "model_type", type(model).__name__)
+    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if kind not in FAMILIES:
         return f"{kind} does not fit, no description of its parts is known"
     import transformers
@@ -160,6 +165,30 @@ def why_not(model: nn.Module) -> str | None:
     family = FAMILIES[kind]
     if type(model) is not getattr(transformers, family.classifier):
         return f"{type(model).__name__} is not transformers' own {family.classifier}, its head may read any token"
+    return _why_not_by_config(model) or why_not_original(model, family.own_head)
+
+
+def known_encoders(model: nn.Module) -> list[nn.Module]:
+    """Return the encoders of known architectures inside any model: `BertModel` and the like, not subclasses of them."""
+    names = {family.encoder for family in FAMILIES.values()}
+
+    def is_known(kind: type) -> bool:
+        return kind.__name__ in names and kind.__module__.startswith("transformers.models.")
+
+    return [module for module in model.modules() if is_known(type(module))]
+
+
+def why_not_encoder(encoder: nn.Module) -> str | None:
+    """Return why one of the `known_encoders` cannot run packed; None if it can."""
+    if getattr(encoder, "is_gradient_checkpointing", False):
+        return "gradient checkpointing repeats layers"
+    if anatomy_of(encoder).family.relative and getattr(encoder, "pooler", None) is not None:
+        return f"the pooler of {type(encoder).__name__} reads the padded batch"
+    return _why_not_by_config(encoder) or why_not_original(encoder, ())
+
+
+def _why_not_by_config(model: nn.Module) -> str | None:
+    config: Any = model.config
     if getattr(config, "is_decoder", False):
         return "the model is configured as a decoder"
     if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
@@ -173,14 +202,14 @@ def why_not(model: nn.Module) -> str | None:
     ropes = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(r, dict) and r.get("rope_type", "default") != "default" for r in ropes.values()):
         return "its rotary positions depend on the length of the batch"
-    return why_not_original(model, family.own_head)
+    return None
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:
     """The parts of a model for which `why_not` is None."""
     config = model.config
     family = FAMILIES[str(config.model_type)]  # type: ignore[union-attr]
-    bare = getattr(model, str(model.base_model_prefix))
+    bare: Any = getattr(model, str(model.base_model_prefix), model)  # an encoder is its own
     stack: nn.Module = getattr(bare, family.stack) if family.stack else bare
     layers = getattr(stack, family.layers) if family.layers else None
     offset = int(bare.embeddings.padding_idx) + 1 if family.positions_follow_padding else 0
@@ -213,20 +242,6 @@ _PREFIX = "base_model.model."
 def has_adapters(model: nn.Module) -> bool:
     """Whether the files of this model are those of its adapters: made by `get_peft_model`, or by `model.add_adapter`."""
     return _is_wrapped(model) or bool(getattr(model, "_hf_peft_config_loaded", False))
-
-
-def is_mixed(model: nn.Module) -> bool:
-    """Whether adapters of several kinds are mixed (`PeftMixedModel`): PEFT has no files for these."""
-    return _is_kind(model, "PeftMixedModel")
-
-
-def inner_model(model: nn.Module) -> nn.Module:
-    """The model that the adapters were put into, which names inputs and labels; the model itself where there are none."""
-    if not (_is_wrapped(model) or is_mixed(model)):
-        return model
-    wrapper: Any = model
-    inner: nn.Module = wrapper.get_base_model() if hasattr(wrapper, "get_base_model") else wrapper.base_model.model
-    return inner
 
 
 def adapter_files(
@@ -262,10 +277,6 @@ def trained_beside(
 
 
 def _is_wrapped(model: nn.Module) -> bool:
-    return _is_kind(model, "PeftModel")
-
-
-def _is_kind(model: nn.Module, name: str) -> bool:
-    """Whether a model is of a class of PEFT, without importing it."""
-    kind = getattr(sys.modules.get("peft"), name, None)
+    """Whether a model is a `PeftModel`, without importing the library."""
+    kind = getattr(sys.modules.get("peft"), "PeftModel", None)
     return kind is not None and isinstance(model, kind)

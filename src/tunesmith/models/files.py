@@ -4,24 +4,26 @@ tokenizer among them, which is loaded without running any code of the folder.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, TypeVar
 
 from tunesmith.errors import CheckpointError, ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
-from tunesmith.runs.environment import ask_hub, library_bars_off
+from tunesmith.files import folder_version, known_hash
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import MANIFEST, read_manifest, verify
-from tunesmith.runs.writing import folder_version, known_hash
 
 EMBEDDED = "all-MiniLM-L6-v2"
 EMBEDDED_NAMES = (EMBEDDED, f"sentence-transformers/{EMBEDDED}")
@@ -246,7 +248,9 @@ def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, w
         return
     highest = max(tokenizer("a", "a")["token_type_ids"])
     if highest >= known:
-        problem = f"the tokenizer gives the second text of a pair segment {highest}, but the model has only {known} segment(s)"
+        problem = (
+            f"the tokenizer assigns segment {highest} to the second text, but the model has only {known} segment(s)"
+        )
         fix = 'Use the tokenizer that belongs to the model, or leave "token_type_ids" out of its model_input_names.'
         raise ConfigError(problem, where=where, fix=fix)
 
@@ -276,7 +280,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     except ConfigError:
         raise
     except UnicodeEncodeError:
-        raise ConfigError("holds half of a surrogate pair, which is not a character", where=str(file)) from None
+        raise ConfigError("contains half of a surrogate pair, which is not a character", where=str(file)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be read as JSON ({error})", where=str(file)) from None
     if not isinstance(stored, dict):
@@ -432,7 +436,9 @@ def _check_places(header: dict[str, Any], size: int) -> None:
             raise ValueError(f"{name} has the shape {entry['shape']}")
         bits = math.prod(entry["shape"]) * BITS[entry["dtype"]]
         if not type(start) is type(end) is int or start != at or (end - start) * 8 != bits:
-            raise ValueError(f"{name} does not lie where the one before it ends, or has another size than its shape")
+            raise ValueError(
+                f"{name} does not start at the end of the previous tensor, or its size does not match its shape"
+            )
         at = end
     if at != size:
         raise ValueError(f"the tensors have {at} bytes, the file has {size} for them")
@@ -511,3 +517,76 @@ def naming(what: str, folder: Path) -> Iterator[None]:
         if kind.startswith("StrictDataclass"):  # a field of the config, read by any library
             what, folder = "cannot be used", folder / "config.json"
         raise ConfigError(f"{what} ({kind}: {short_text(error)})", where=str(folder)) from error
+
+
+# The Hub
+
+T = TypeVar("T")
+HUB_SECONDS = 4.0
+"""How long the Hub may take for its first answer: a wrong name is reported within 5 s (`datasets` alone tries for 25 s)."""
+
+
+def answer_within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns or raises; a TimeoutError after this many seconds, whatever it hangs in.
+
+    The call runs in a daemon thread: Ctrl-C works meanwhile, and a call that never returns does not keep the process alive.
+    """
+    box: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            box.append(work())
+        except BaseException as error:  # a panic of a Rust library is not an Exception
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="tunesmith-answer")
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
+    if not box:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return box[0]
+
+
+def ask_hub(
+    kind: Literal["model", "dataset"],
+    name: str,
+    revision: str | None,
+    token: str | None,
+    known: Callable[[], list[str]],
+) -> Any:
+    """What the Hub knows of a repository; ConnectionError when it does not answer in time. `known` are names to suggest."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    ask = getattr(HfApi(token=token), f"{kind}_info")
+    try:
+        return answer_within(HUB_SECONDS, lambda: ask(name, revision=revision, timeout=HUB_SECONDS))
+    except GatedRepoError:
+        raise ConfigError(
+            f"the {kind} {name} asks for permission", fix="Get access on its page and log in with `hf auth login`."
+        ) from None
+    except RepositoryNotFoundError:
+        raise ConfigError(
+            f"there is {'no folder and ' if kind == 'model' else ''}no Hub {kind} named {name!r}",
+            fix=did_you_mean(name, known()) or f"Private {kind}s need a token: `hf auth login`.",
+        ) from None
+    except RevisionNotFoundError:
+        raise ConfigError(f"the {kind} {name} has no revision {revision!r}") from None
+    except Exception as error:  # of httpx, httpx2 or the socket: the class differs by version
+        raise ConnectionError(f"the Hub cannot be reached: {short_text(error)}") from error
+
+
+@contextlib.contextmanager
+def library_bars_off(library: ModuleType, *, except_on_a_terminal: bool = False) -> Iterator[None]:
+    """`library` is `datasets` or `huggingface_hub.utils`; bars that were off before stay off."""
+    if library.are_progress_bars_disabled() or (except_on_a_terminal and sys.stderr.isatty()):
+        yield
+        return
+    library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        library.enable_progress_bars()

@@ -194,7 +194,7 @@ def _make_config(folder: Path, labels: LabelMap) -> Any:
         config.problem_type = None if single else labels.task.problem_type
         config.id2label, config.label2id = labels.id2label, labels.label2id
         if getattr(config, "chunk_size_feed_forward", 0):
-            config.chunk_size_feed_forward = 0  # the same maths in pieces, for rows of a multiple of that length only
+            config.chunk_size_feed_forward = 0  # the same math in pieces, for rows of a multiple of that length only
     return config
 
 
@@ -273,7 +273,7 @@ class HeadNames:
             fix = "Leave --label_names out: the order of the model is used."
         else:
             fix = (
-                f"If they mean the same in this order, give --label_names {','.join(self.names)}; "
+                f"If they mean the same in this order, set --label_names {','.join(self.names)}; "
                 "--ignore_mismatched_sizes starts a new head."
             )
         return ConfigError(f"its head was trained for {theirs} and the data has {ours}", where=where, fix=fix)

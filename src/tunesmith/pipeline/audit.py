@@ -6,6 +6,8 @@ on the other folds.
 
 from __future__ import annotations
 
+import csv
+import io
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +18,16 @@ from typing import Any, Literal
 import numpy as np
 
 from tunesmith.config.options import RunConfig
-from tunesmith.data.audit import sort_findings
-from tunesmith.data.cache import read_prediction_columns
-from tunesmith.data.label_errors import describe_suspects, format_review, judge_labels, rank_suspects, word_space
-from tunesmith.data.near_duplicates import sample_rows
+from tunesmith.data.audit import sample_rows, sort_findings
 from tunesmith.data.read import DataBundle
-from tunesmith.data.source import Ints
-from tunesmith.findings import Finding
+from tunesmith.data.rows import Ints, Part, read_prediction_columns
+from tunesmith.files import write_new
+from tunesmith.findings import Finding, Severity
 from tunesmith.labels import LabelMap, Task
+from tunesmith.metrics.label_noise import LabelNoise, estimate_label_noise
 from tunesmith.models.files import position_limit, read_config_file
 from tunesmith.pipeline.inputs import RunData, audit_texts, load_run_tokenizer, read_run_data
-from tunesmith.pipeline.train import finetune
-from tunesmith.pipeline.watch import Watch
-from tunesmith.runs.writing import write_new
+from tunesmith.pipeline.train import RunObserver, finetune
 
 LabelJudge = Literal["words", "probe", "deep", "off"]
 MOST_JUDGED = {"words": 20_000, "probe": 10_000, "deep": 20_000}
@@ -51,22 +50,24 @@ class AuditResult:
     review_file: str | None
 
 
-def audit_files(config: RunConfig, *, labels: LabelJudge, review_file: str | None, watch: Watch) -> AuditResult:
+def audit_files(
+    config: RunConfig, *, labels: LabelJudge, review_file: str | None, observer: RunObserver
+) -> AuditResult:
     """Reads and audits; judges the labels of train as `labels` says. Writes nothing but `review_file`."""
-    data = read_run_data(config, {}, watch.progress, need_weights=labels in ("probe", "deep"))
+    data = read_run_data(config, {}, observer.progress, need_weights=labels in ("probe", "deep"))
     bundle = data.bundle
     tokenizer = load_run_tokenizer(config, data.folder)
     limit = position_limit(read_config_file(data.folder))
     findings = [*bundle.findings, *audit_texts(bundle, tokenizer, asked=config.max_seq_length, limit=limit)]
     wrote = None
     if labels != "off":
-        suspicious, wrote = _judge(config, data, tokenizer, labels, review_file, watch)
+        suspicious, wrote = _judge(config, data, tokenizer, labels, review_file, observer)
         findings += suspicious
     return AuditResult(sort_findings(findings), {s: len(p) for s, p in bundle.parts.items()}, wrote)
 
 
 def _judge(
-    config: RunConfig, data: RunData, tokenizer: Any, method: LabelJudge, review_file: str | None, watch: Watch
+    config: RunConfig, data: RunData, tokenizer: Any, method: LabelJudge, review_file: str | None, observer: RunObserver
 ) -> tuple[list[Finding], str | None]:
     bundle = data.bundle
     rows, texts, ids = _labelled_rows(bundle, MOST_JUDGED[method])
@@ -74,11 +75,15 @@ def _judge(
         return [], None
     features = word_space([" ".join(row) for row in texts])
     if method in ("probe", "deep"):
-        frozen = embed_rows(data.folder, tokenizer, bundle.labels, texts, watch)
+        frozen = embed_rows(data.folder, tokenizer, bundle.labels, texts, observer)
         features = join_features(frozen, features)
     judged = judge_labels(features, ids, bundle.labels)
     if method == "deep":
-        judged = merge_judges(judged, judge_by_folds(config, bundle, texts, ids, watch), ids, bundle.labels)
+        judged = merge_judges(judged, judge_by_folds(config, bundle, texts, ids, observer), ids, bundle.labels)
+    noise = None
+    if bundle.labels.task is not Task.REGRESSION:
+        every = np.eye(len(bundle.labels))[ids]
+        noise = estimate_label_noise([(left_out(features, every, np.ones(len(ids))), ids)], len(bundle.labels))
     suspects = rank_suspects(judged, ids, bundle.labels)
     where = review_file if suspects else None
     part = bundle.parts["train"]
@@ -87,7 +92,18 @@ def _judge(
         names = list(bundle.columns.text)
         write_new(Path(where), format_review(suspects, numbers, texts, ids, bundle.labels, names))
     method_name = METHODS[method]
-    return describe_suspects(suspects, part, numbers, ids, bundle.labels, method=method_name, review=where), where
+    found = describe_suspects(suspects, part, numbers, ids, bundle.labels, method=method_name, review=where)
+    return [_with_noise(one, noise) for one in found], where
+
+
+def _with_noise(finding: Finding, noise: LabelNoise | None) -> Finding:
+    """Add the estimated share of wrong labels, if it is precise."""
+    if noise is None or not noise.is_precise:
+        return finding
+    evidence = f"{finding.evidence} About {noise.text()} are wrong."
+    severity: Severity = "warning" if noise.is_noisy else finding.severity
+    numbers = {**finding.numbers, "label_noise": noise.to_json()}
+    return replace(finding, evidence=evidence, severity=severity, numbers=numbers)
 
 
 def join_features(frozen: Ints, words: Ints) -> Ints:
@@ -108,7 +124,9 @@ def _labelled_rows(bundle: DataBundle, most: int) -> tuple[Ints, list[Sequence[s
     return sample.rows[known], [row for row, good in zip(texts, known, strict=True) if good], ids[known]
 
 
-def embed_rows(folder: Path, tokenizer: Any, labels: LabelMap, texts: Sequence[Sequence[str]], watch: Watch) -> Ints:
+def embed_rows(
+    folder: Path, tokenizer: Any, labels: LabelMap, texts: Sequence[Sequence[str]], observer: RunObserver
+) -> Ints:
     """One vector of the frozen encoder a row: the mean of the first tokens of a text; two texts by their difference and product.
     Each text is computed once."""
     import torch
@@ -133,14 +151,14 @@ def embed_rows(folder: Path, tokenizer: Any, labels: LabelMap, texts: Sequence[S
             mean = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1).clamp_min(1))
             vectors = np.zeros((len(every), mean.shape[1]), np.float32) if vectors is None else vectors
             vectors[some] = mean.cpu().numpy()
-            watch.progress("reading with the frozen model", min(at + BATCH_ROWS, len(every)), len(every))
+            observer.progress("reading with the frozen model", min(at + BATCH_ROWS, len(every)), len(every))
     assert vectors is not None
     sides = [vectors[[known[row[side]] for row in texts]] for side in range(len(texts[0]))]
     return sides[0] if len(sides) == 1 else np.concatenate([np.abs(sides[0] - sides[1]), sides[0] * sides[1]], axis=1)
 
 
 def judge_by_folds(
-    config: RunConfig, bundle: DataBundle, texts: Sequence[Sequence[str]], ids: Ints, watch: Watch
+    config: RunConfig, bundle: DataBundle, texts: Sequence[Sequence[str]], ids: Ints, observer: RunObserver
 ) -> Ints:
     """Probabilities (rows, labels), or the predicted numbers, of the weights after the last step of each fold."""
     labels = bundle.labels
@@ -153,7 +171,7 @@ def judge_by_folds(
     fold = np.random.default_rng(config.seed).permutation(len(rows)) % FOLDS
     judged = np.zeros((len(rows), len(labels)))
     for number in range(FOLDS):
-        watch.say(f"Labels: fold {number + 1} of {FOLDS} is judged by a model trained on the others.")
+        observer.log(f"Labels: fold {number + 1} of {FOLDS} is judged by a model trained on the others.")
         with tempfile.TemporaryDirectory(prefix="tunesmith-folds-") as folder:
             here = np.flatnonzero(fold == number)
             own = _fold_config(config, labels, names, folder)
@@ -161,7 +179,7 @@ def judge_by_folds(
                 "train_data": [rows[i] for i in np.flatnonzero(fold != number)],
                 "validation_data": [rows[i] for i in here],
             }
-            result = finetune(own, watch=Watch(progress=watch.progress, pages=False), **data)
+            result = finetune(own, observer=RunObserver(progress=observer.progress, pages=False), **data)
             columns = read_prediction_columns(result.run.predictions_file)
             wanted = ["prediction"] if regression else [f"prob_{name}" for name in labels.names]
             judged[here] = np.stack([np.asarray(columns[name], dtype=np.float64) for name in wanted], axis=1)
@@ -214,3 +232,175 @@ def merge_judges(one: Ints, two: Ints, ids: Ints, labels: LabelMap) -> Ints:
         loss = -float(np.log(np.maximum(merged[rows, ids], 1e-6)).sum())
         best, found = (loss, merged) if loss < best else (best, found)
     return found
+
+
+PENALTIES = tuple(10.0 ** (power / 2) for power in range(-8, 3))
+"""As shares of the largest variance of the features."""
+WORD_FEATURES = 2**15
+WORD_SPACE = 256
+SURE = 0.15
+"""Number of rows in the review file: those with a smaller `share_of_given` than this."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """`row` counts from 0 within the split; `given` is the probability of its label, `other` that of the suggested one."""
+
+    row: int
+    suggested: int | float
+    given: float
+    other: float
+
+
+def judge_labels(features: Ints, ids: Ints, labels: LabelMap) -> Ints:
+    """For each row the probability of each label (the expected number for regression) by a fit without that row."""
+    regression = labels.task is Task.REGRESSION
+    targets = ids.astype(np.float64)[:, None] if regression else np.eye(len(labels))[ids]
+    weights = np.ones(len(ids))
+    scores = left_out(features, targets, weights)
+    for _ in range(1 if regression else 2):
+        if regression:
+            residual = (targets - scores)[:, 0]
+            spread = 1.4826 * np.median(np.abs(residual - np.median(residual))) + 1e-12
+            weights = 1 / np.maximum(1, np.abs(residual) / (2 * spread))
+        else:
+            sure = to_probabilities(scores, ids, weights)
+            weights = np.clip(2 * share_of_given(sure, ids), 0.05, 1.0)
+        scores = left_out(features, targets, weights)
+    # All rows weigh the same here: with the doubtful ones weighed down, every answer would look sure.
+    return scores if regression else to_probabilities(scores, ids, np.ones(len(ids)))
+
+
+def left_out(features: Ints, targets: Ints, weights: Ints) -> Ints:
+    """Leave-one-out predictions of weighted ridge regression with an intercept; the penalty with the smallest error."""
+    root = np.sqrt(weights / weights.mean())[:, None]
+    center = (weights[:, None] * features).sum(0) / weights.sum()
+    means = (weights[:, None] * targets).sum(0) / weights.sum()
+    x, y = (features - center).astype(np.float64) * root, (targets - means) * root
+    values, vectors = np.linalg.eigh(x.T @ x)
+    values = np.maximum(values, 0)
+    rotated = x @ vectors
+    products, squares = rotated.T @ y, rotated**2
+    best, found = np.inf, y
+    for share in PENALTIES:
+        inverse = 1 / (values + share * values[-1] + 1e-9)
+        leverage = np.minimum(squares @ inverse + root[:, 0] ** 2 / len(x), 1 - 1e-6)
+        miss = (y - rotated @ (inverse[:, None] * products)) / (1 - leverage[:, None])
+        error = float((miss**2).sum())
+        if error < best:
+            best, found = error, miss
+    predictions: Ints = targets - found / root
+    return predictions
+
+
+def to_probabilities(scores: Ints, ids: Ints, weights: Ints) -> Ints:
+    """A softmax of the scores with the scale under which the given labels are likeliest."""
+    best, found = np.inf, scores
+    for scale in (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0):
+        logits = scale * (scores - scores.max(axis=1, keepdims=True))
+        p = np.exp(logits)
+        p /= p.sum(axis=1, keepdims=True)
+        loss = -float((weights * np.log(np.maximum(p[np.arange(len(ids)), ids], 1e-6))).sum())
+        if loss < best:
+            best, found = loss, p
+    return found
+
+
+def share_of_given(probabilities: Ints, ids: Ints) -> Ints:
+    """From 0 to 1: the probability of the given label compared with that of the likeliest other one."""
+    rows = np.arange(len(ids))
+    own = probabilities[rows, ids]
+    rest = probabilities.copy()
+    rest[rows, ids] = -1.0
+    share: Ints = own / np.maximum(own + rest.max(axis=1), 1e-12)
+    return share
+
+
+def rank_suspects(judged: Ints, ids: Ints, labels: LabelMap) -> list[Suspect]:
+    """Rows whose label is doubtful, the most doubtful first."""
+    if labels.task is Task.REGRESSION:
+        miss = np.abs(judged[:, 0] - ids)
+        spread = 1.4826 * float(np.median(miss)) + 1e-12
+        order = [row for row in np.argsort(-miss, kind="stable") if miss[row] > 4 * spread]
+        return [Suspect(int(row), float(judged[row, 0]), float(-miss[row] / spread), 0.0) for row in order]
+    # Ranked by the probability of the given label: `share_of_given` found fewer planted errors.
+    doubtful = int((share_of_given(judged, ids) < SURE).sum())
+    places = np.argsort(judged[np.arange(len(ids)), ids], kind="stable")[:doubtful]
+    best = judged.copy()
+    best[np.arange(len(ids)), ids] = -1.0
+    top = best.argmax(axis=1)
+    return [Suspect(int(r), int(top[r]), float(judged[r, ids[r]]), float(judged[r, top[r]])) for r in places]
+
+
+def word_space(texts: Sequence[str], size: int = WORD_SPACE) -> Ints:
+    """TF-IDF of words, word pairs and parts of words as `size` numbers a text: what needs no model."""
+    from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+    from sklearn.pipeline import FeatureUnion, make_pipeline
+    from sklearn.utils.extmath import randomized_svd
+
+    options: dict[str, Any] = {"n_features": WORD_FEATURES, "alternate_sign": False, "dtype": np.float32}
+    words = HashingVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **options)
+    pieces = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 4), **options)
+    union = FeatureUnion(
+        [(n, make_pipeline(v, TfidfTransformer(sublinear_tf=True))) for n, v in (("w", words), ("p", pieces))]
+    )
+    table = union.fit_transform(texts)
+    size = min(size, min(table.shape) - 1, len(texts) - 1)
+    if size < 1:
+        return np.zeros((len(texts), 1), np.float32)
+    left, values, _ = randomized_svd(table, size, n_iter=1, random_state=0)
+    space: Ints = (left * values).astype(np.float32)
+    return space
+
+
+WARN_SHARE = 0.08
+"""Share of suspicious rows from which they are worth a warning."""
+
+
+def describe_suspects(
+    suspects: Sequence[Suspect], part: Part, rows: Ints, ids: Ints, labels: LabelMap, *, method: str, review: str | None
+) -> list[Finding]:
+    """Return one finding about all of them. `rows` are the judged rows of the source of `part`; `review` is the review file."""
+    if not suspects:
+        return []
+    share = len(suspects) / len(rows)
+    sampled = "" if len(rows) == len(part) else f" (an even sample of {len(part):,})"
+    first = suspects[0]
+    kind = f"{_name(ids[first.row], labels)} instead of {_name(first.suggested, labels)}"
+    evidence = (
+        f"{len(suspects):,} of {len(rows):,} train rows{sampled} have a suspected label error, found by cross-validation "
+        f"({method}); the strongest: {part.source.where(int(rows[first.row]))}, {kind}."
+    )
+    step = f"Read them in {review}, correct the column label, and train with --labels_file {review}."
+    advice = (step if review else "Write them out with `tunesmith audit --review_file review.csv` and read them.",)
+    severity: Severity = "warning" if share >= WARN_SHARE else "info"
+    numbers = {"rows": len(suspects), "judged": len(rows), "share": share, "method": method}
+    return [Finding("suspicious_labels", severity, evidence, advice, numbers=numbers)]
+
+
+def format_review(
+    suspects: Sequence[Suspect],
+    rows: Ints,
+    texts: Sequence[Sequence[str]],
+    ids: Ints,
+    labels: LabelMap,
+    columns: Sequence[str],
+) -> bytes:
+    """row (from 1), the texts, label, suggested_label, why; the most doubtful first."""
+    out = io.StringIO(newline="")
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(["row", *columns, "label", "suggested_label", "why"])
+    for one in suspects:
+        given, other = _name(ids[one.row], labels), _name(one.suggested, labels)
+        table.writerow([int(rows[one.row]) + 1, *texts[one.row], given, other, _why(one, given, other, labels)])
+    return out.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _why(one: Suspect, given: str, other: str, labels: LabelMap) -> str:
+    if labels.task is Task.REGRESSION:
+        return f"a model fitted without this row expects {other}, {-one.given:.1f} times the usual distance away"
+    return f"a model fitted without this row predicts {other} with {one.other:.0%} and {given} with {one.given:.0%}"
+
+
+def _name(value: float, labels: LabelMap) -> str:
+    return f"{float(value):.4g}" if labels.task is Task.REGRESSION else labels.names[int(value)]

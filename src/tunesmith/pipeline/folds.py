@@ -17,19 +17,18 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.options import RunConfig
-from tunesmith.data.cache import read_prediction_columns
+from tunesmith.data.rows import read_prediction_columns
 from tunesmith.errors import CheckpointError
+from tunesmith.files import write_file
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.identity import is_finished, require_same_run
 from tunesmith.pipeline.results import draw_and_explain
-from tunesmith.pipeline.train import finetune
-from tunesmith.pipeline.watch import Say, Watch
+from tunesmith.pipeline.train import Log, RunObserver, finetune
 from tunesmith.report.predictions import PredictedRows, make_predictions
 from tunesmith.runs.folder import RunDir, read_summary
-from tunesmith.runs.writing import write_file
 
 SUMMARY = "repeats.json"
 
@@ -52,24 +51,24 @@ class Repeated:
         return {n: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0) for n, v in table.items()}
 
 
-def run_repeats(config: RunConfig, watch: Watch) -> Repeated:
+def run_repeats(config: RunConfig, observer: RunObserver) -> Repeated:
     """Train the runs that are not finished, pool the predictions and write the summary."""
     folder = config.run_folder
     runs: list[tuple[int, Path]] = []
     for one in each_run(config):
         run = RunDir(one.run_folder)
-        watch.say(f"Run: {run.path.name}.")
+        observer.log(f"Run: {run.path.name}.")
         if is_finished(run):
             require_same_run(one, run)
-            watch.say(f"{run.path} is finished and is kept.")
-            if watch.pages and not run.report_file.is_file():
+            observer.log(f"{run.path} is finished and is kept.")
+            if observer.pages and not run.report_file.is_file():
                 draw_and_explain(run)
         else:
-            finetune(one, watch=watch)
+            finetune(one, observer=observer)
         runs.append((one.seed, run.path))
-    say = watch.say if config.folds is not None and config.move_thresholds else None
+    log = observer.log if config.folds is not None and config.move_thresholds else None
     by_seed = {s: [path for seed, path in runs if s == seed] for s in dict.fromkeys(s for s, _ in runs)}
-    pooled = {seed: _pool(_held_out(paths), say) for seed, paths in by_seed.items()}
+    pooled = {seed: _pool(_held_out(paths), log) for seed, paths in by_seed.items()}
     found = Repeated(folder, tuple(path for _, path in runs), pooled)
     write_file(folder / SUMMARY, json.dumps(_to_json(found), indent=1).encode())
     return found
@@ -111,8 +110,8 @@ def _held_out(folders: list[Path]) -> list[PredictedRows]:
     return [rows for rows in found.values() if rows is not None]
 
 
-def _pool(parts: list[PredictedRows], say: Say | None) -> dict[str, Score]:
-    """The scores of all held-out examples together. With `say`, thresholds are fitted to them and reported."""
+def _pool(parts: list[PredictedRows], log: Log | None) -> dict[str, Score]:
+    """The scores of all held-out examples together. With `log`, thresholds are fitted to them and reported."""
     if not parts:
         return {}
     task = parts[0].task
@@ -121,9 +120,9 @@ def _pool(parts: list[PredictedRows], say: Say | None) -> dict[str, Score]:
         return make_suite(task).compute_with_intervals(np.concatenate([rows.predicted for rows in parts]), gold)
     tables = [rows.probabilities for rows in parts if rows.probabilities is not None]
     table, decided = np.concatenate(tables), np.concatenate([rows.predicted for rows in parts])
-    moved = None if say is None else fit_thresholds(table, gold, task)
-    if moved is not None and say is not None:
-        say(moved.line("out-of-fold"))
+    moved = None if log is None else fit_thresholds(table, gold, task)
+    if moved is not None and log is not None:
+        log(moved.line("out-of-fold"))
         decided = choose_labels(table, task).astype(np.int64) if moved.decisions is None else moved.decisions
     return make_suite(task, scores="probabilities").compute_with_intervals(table, gold, decisions=decided)
 

@@ -1,7 +1,7 @@
 """What a run is made from, whether it is finished, and which folder it uses.
 
 A run is identified by its options and by the content of its data, model and tokenizer, whatever file or name they come from.
-Checkpoints and the finished model store that identity. docs/reliability.md lists its fields.
+Checkpoints and the finished model store that identity. docs/concepts/reliability.md lists its fields.
 """
 
 from __future__ import annotations
@@ -20,26 +20,24 @@ from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.data.read import DataBundle
 from tunesmith.data.tokenize import padded_fingerprint
 from tunesmith.errors import CheckpointError, TunesmithError
+from tunesmith.files import known_hash
 from tunesmith.inference.model_folder import read_facts
 from tunesmith.models.files import read_config_file, read_json_object
 from tunesmith.pipeline.inputs import RunData, load_run_tokenizer, read_run_data
-from tunesmith.runs.doctor import end_of
-from tunesmith.runs.environment import package_versions
-from tunesmith.runs.folder import RunDir, is_run, verify_results
+from tunesmith.runs.folder import RunDir, end_of, is_run, package_versions, verify_results
 from tunesmith.runs.manifest import read_manifest, verify
-from tunesmith.runs.writing import known_hash
 
 if TYPE_CHECKING:
-    from tunesmith.data.tokens import Sampling
+    from tunesmith.data.batches import Sampling
     from tunesmith.training.checkpoint import Identity
     from tunesmith.training.distributed import Runtime
 
 INERT_NAMES = """
     output_dir run_name save_strategy save_steps save_total_limit resume_from_checkpoint
     logging_steps disable_tqdm report_to preprocessing_num_workers
-    cache_dir allow_changed_data allow_download dataloader_num_workers
-    train_file validation_file test_file test_split_name max_predict_samples model_name_or_path tokenizer_name
-    model_revision use_cpu auto_find_batch_size ddp_timeout time_budget
+    cache_dir allow_changed_data allow_download
+    train_file validation_file test_file test_split_name model_name_or_path tokenizer_name
+    model_revision use_cpu ddp_timeout time_budget
     strict_data labels_file
 """
 INERT = frozenset(INERT_NAMES.split())
@@ -67,30 +65,30 @@ def make_identity(
 
 def tokenizer_content(tokenizer: Any, max_length: int) -> dict[str, str]:
     """Return what is compared of a tokenizer: how it tokenizes, and its file, of which transformers ignores some entries."""
-    from tunesmith.training.checkpoint import TOKENIZER_FILE, content_mark
+    from tunesmith.training.checkpoint import TOKENIZER_FILE, content_hash_of
 
     stored = read_json_object(Path(tokenizer.name_or_path) / TOKENIZER_FILE)
     kept = {name: value for name, value in stored.items() if name not in ("version", "truncation", "padding")}
     return {
-        "the tokenizer": content_mark(padded_fingerprint(tokenizer, max_length)),
-        TOKENIZER_FILE: content_mark(json.dumps(kept, sort_keys=True)),
+        "the tokenizer": content_hash_of(padded_fingerprint(tokenizer, max_length)),
+        TOKENIZER_FILE: content_hash_of(json.dumps(kept, sort_keys=True)),
     }
 
 
 def _content(data: RunData) -> dict[str, Any]:
     """Data and model of a run by their content, under the names that a user is shown."""
-    from tunesmith.training.checkpoint import content_mark
+    from tunesmith.training.checkpoint import content_hash_of
 
     bundle, folder = data.bundle, data.folder
     found: dict[str, Any] = {
-        f"the {'training' if split == 'train' else split} data": content_mark(mark)
+        f"the {'training' if split == 'train' else split} data": content_hash_of(mark)
         for split, mark in bundle.split_fingerprints.items()
     }
     found["columns"] = [*bundle.columns.text, bundle.columns.label]
     stored = {k: v for k, v in read_config_file(folder).items() if k not in IDLE_CONFIG}
-    found["the config of the base model"] = content_mark(json.dumps(stored, sort_keys=True))
+    found["the config of the base model"] = content_hash_of(json.dumps(stored, sort_keys=True))
     weights = sorted(folder.glob("model*.safetensors"))
-    found["the weights of the base model"] = content_mark(*(f"{p.name} {known_hash(p)}" for p in weights))
+    found["the weights of the base model"] = content_hash_of(*(f"{p.name} {known_hash(p)}" for p in weights))
     return found
 
 

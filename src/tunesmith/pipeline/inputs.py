@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tunesmith.config.load import raise_problems
 from tunesmith.config.options import RunConfig
-from tunesmith.data.audit import MOST_TOKENIZED, audit_rows, check_cut, check_tokens, require_clean
-from tunesmith.data.near_duplicates import sample_rows
+from tunesmith.data.audit import MOST_TOKENIZED, audit_rows, check_cut, check_tokens, require_clean, sample_rows
 from tunesmith.data.read import DataBundle, load_data
 from tunesmith.data.tokenize import (
     LONGEST_LENGTH,
@@ -36,7 +35,9 @@ from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import Task
 from tunesmith.models.files import load_tokenizer, position_limit, read_config_file, resolve_model
 from tunesmith.models.load import HeadNames, read_head_names
-from tunesmith.pipeline.watch import Say, ShowProgress
+
+if TYPE_CHECKING:
+    from tunesmith.pipeline.train import Log, ShowProgress
 
 
 @dataclass(frozen=True)
@@ -86,16 +87,16 @@ def load_run_tokenizer(config: RunConfig, folder: Path) -> Any:
     return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
 
 
-def say_data(say: Say, data: RunData) -> None:
+def log_data(log: Log, data: RunData) -> None:
     """The notes of the reader, the rows of each split, and what was found wrong."""
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in data.bundle.splits.items())
     ours = names_of_run(data.bundle.columns.text, data.bundle.labels)
     for note in (*data.bundle.notes, *data.notes, describe_renaming(ours, ours.values()), f"Rows: {sizes}."):
         if note is not None:
-            say(note)
+            log(note)
     for finding in data.bundle.findings:
         if finding.severity != "info":
-            say(finding.line())
+            log(finding.line())
 
 
 def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new: bool) -> RunData:
@@ -211,19 +212,19 @@ def tokenize_run(
     return RunTokens(replace(config, max_seq_length=longer), run(longer, "full"), longer, limit, decision)
 
 
-def say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int, bundle: DataBundle, asked: int | None) -> None:
+def log_lengths(log: Log, tokenized: dict[str, Tokenized], length: int, bundle: DataBundle, asked: int | None) -> None:
     """What was cut, a line for each split; one line for all when nothing was."""
     lowered = describe_lowered_length(asked, length)
     if lowered is not None:
-        say(lowered)
+        log(lowered)
     cut = {split: t.truncated for split, t in tokenized.items() if t.truncated.rows_cut}
     for split, count in cut.items():
-        say(f"Cut: {count.sentence(split)}.")
+        log(f"Cut: {count.sentence(split)}.")
     if not cut:
-        say(f"Tokens: no row is longer than {length}, so nothing is cut.")
+        log(f"Tokens: no row is longer than {length}, so nothing is truncated.")
     for split, part in tokenized.items():
         if part.empty:
-            say(describe_empty(split, part.empty, bundle.parts[split]))
+            log(describe_empty(split, part.empty, bundle.parts[split]))
 
 
 def whole_lengths(tokenized: Tokenized) -> npt.NDArray[np.int64]:

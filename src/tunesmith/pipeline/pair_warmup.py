@@ -19,24 +19,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tunesmith.data.batches import Batch, Batches
-from tunesmith.data.tokens import TokenRows
+from tunesmith.data.batches import Batch, Batches, TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
 from tunesmith.labels import LabelMap
-from tunesmith.models.pooling import last_linear
+from tunesmith.models.pooling import Pooling, last_linear
 from tunesmith.pipeline.probe import (
+    FEWEST_ROWS,
     FrozenFeatures,
-    LinearFit,
     LoadedRun,
-    ProbeResult,
+    choose_pooling,
     fit_linear,
     frozen_features,
     is_known,
-    rows_to_see,
-    targets_of,
 )
-from tunesmith.pipeline.watch import PAIR_STAGE
+from tunesmith.pipeline.train import PAIR_STAGE
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.loop import train_events
 from tunesmith.training.optimizer import make_optimizer
@@ -59,63 +56,41 @@ class PairReadings:
     vectors: tuple[torch.Tensor, torch.Tensor]
 
 
-def look_at_pairs(run: LoadedRun, probe: ProbeResult | None, *, asked: bool) -> tuple[PairReadings | None, str]:
-    """Return the separate embeddings if a warm-up should use them, else None, and the reason.
-
-    If the user requested the warm-up, it is not compared with the probe.
-    """
-    train = run.splits["train"]
-    if train.labels is None or not is_known(train.labels).all():
-        return None, "some examples have no label"
-    if probe is None and not asked:
-        return None, "too few examples for a linear probe"
+def read_pairs(run: LoadedRun) -> tuple[PairReadings | None, str]:
+    """Return the separate embeddings of the training texts, and what they say about the labels; None, and why, if impossible."""
     try:
         last_linear(run.model)
     except ConfigError as error:
         return None, error.problem
-    together = None if probe is None or asked else probe.fit
-    return read_alone(train, rows_to_see(len(train)), run.bundle.labels, partial(frozen_features, run), together)
+    return read_alone(run.splits["train"], run.bundle.labels, partial(frozen_features, run))
 
 
 def read_alone(
-    rows: TokenRows,
-    seen: npt.NDArray[np.int64],
-    labels: LabelMap,
-    read: Callable[[TokenRows], FrozenFeatures],
-    together: LinearFit | None,
+    rows: TokenRows, labels: LabelMap, read: Callable[[TokenRows], FrozenFeatures]
 ) -> tuple[PairReadings | None, str]:
-    """Return the embeddings of both texts, or None, and the reason.
+    """Embed both texts of at most MOST_READ examples, pooled as the labels prefer, or as a mean if that is unclear.
 
-    A linear model of the pairwise features must explain the labels of the examples `seen` better than `together`, the model of
-    jointly encoded pairs, and significantly better than a constant. Without `together` it is not compared.
+    How well the embeddings explain the labels does not decide whether they are used: the warm-up also gained where they explained
+    nothing, and cost at most half a point anywhere (docs/research/recipes.md).
     """
-    some = rows.select(seen)
+    drawn = np.random.default_rng(0).choice(len(rows), min(len(rows), MOST_READ), replace=False)
+    some = rows.select(np.sort(drawn))
     texts = PairTexts.of(some)
-    if texts is None:
-        return None, "examples have one text"
-    assert some.labels is not None
-    known = torch.from_numpy(some.labels)
+    if texts is None or some.labels is None:
+        return None, "some examples have one text"
     sides = [read(texts.alone(side)) for side in (0, 1)]
+    vectors: dict[Pooling, tuple[torch.Tensor, torch.Tensor]] = {name: _unit(sides, name) for name in ("mean", "first")}
+    known = np.flatnonzero(is_known(some.labels))
+    if len(known) < FEWEST_ROWS:
+        return PairReadings(texts, vectors["mean"]), "the examples are text pairs"
+    gold = torch.from_numpy(some.labels[known])
     fits = {
-        name: fit_linear(compare_sides(*_unit(sides, name)), known, labels.task, len(labels))
-        for name in ("first", "mean")
+        name: fit_linear(compare_sides(u[known], v[known]), gold, labels.task, len(labels))
+        for name, (u, v) in vectors.items()
     }
-    best = max(fits, key=lambda name: fits[name].explained)
-    why = f"R2 of held-out examples {fits[best].explained:.2f} from separate text embeddings"
-    if together is not None:
-        why += f", {together.explained:.2f} from joint encoding"
-        values = targets_of(known, labels.task, len(labels)).to(fits[best].errors.device)
-        gain = (values - values.mean(0)).square().mean(1) - fits[best].errors
-        sure = float(gain.mean()) > 2 * float(gain.std()) / len(gain) ** 0.5
-        if not sure or fits[best].explained <= together.explained:
-            return None, why
-    if len(rows) > len(seen):
-        drawn = np.random.default_rng(0).choice(len(rows), min(len(rows), MOST_READ), replace=False)
-        texts = PairTexts.of(rows.select(np.sort(drawn)))
-        if texts is None:
-            return None, "some examples have one text"
-        sides = [read(texts.alone(side)) for side in (0, 1)]
-    return PairReadings(texts, _unit(sides, best)), why
+    pooling, _ = choose_pooling(fits)
+    explained = f"R2 of held-out examples {fits[pooling].explained:.2f} from separate text embeddings"
+    return PairReadings(texts, vectors[pooling]), explained
 
 
 def warm_up_on_pairs(run: LoadedRun, readings: PairReadings, *, steps: int, learning_rate: float) -> None:
@@ -148,8 +123,8 @@ def _take_steps(run: LoadedRun, pairs: TokenRows, steps: int, learning_rate: flo
     state = TrainState(model, optimizer, PairLoss(), runtime, speedups=speedups, only_writer=True)
     for event in train_events(state, batches, plan):
         if isinstance(event, StepDone):
-            run.watch.progress(PAIR_STAGE, event.step, count)
-            if event.step == run.watch.start_steps:
+            run.observer.progress(PAIR_STAGE, event.step, count)
+            if event.step == run.observer.start_steps:
                 break
     speedups.close()
 
@@ -169,7 +144,7 @@ class PairLoss:
         return float(rows)
 
 
-def _unit(sides: Sequence[FrozenFeatures], name: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _unit(sides: Sequence[FrozenFeatures], name: Pooling) -> tuple[torch.Tensor, torch.Tensor]:
     u, v = (functional.normalize(getattr(side, name).float(), dim=1) for side in sides)
     return u, v
 

@@ -9,7 +9,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,7 @@ import numpy.typing as npt
 from tunesmith.config.options import RunConfig
 from tunesmith.events import Evaluated, Event, Saved, StepDone
 from tunesmith.pipeline.inputs import RunData
-from tunesmith.pipeline.train import train_run
-from tunesmith.pipeline.watch import PAIR_STAGE, Say, Watch
+from tunesmith.pipeline.train import PAIR_STAGE, Log, RunObserver, train_run
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 
@@ -68,21 +67,20 @@ class Forecast:
         return {**asdict(self), "seconds": self.seconds}
 
 
-def measure_run(config: RunConfig, data: RunData, watch: Watch, begun: float) -> Forecast:
+def measure_run(config: RunConfig, data: RunData, observer: RunObserver, begun: float) -> Forecast:
     """Train a small part of the run and scale the times to all of it. `begun`: time.time() when the process started."""
     from tunesmith.pipeline.prepare import prepare, start_runtime
 
-    pair_steps: list[tuple[int, int, float]] = []
+    clock = StartClock()
 
     def progress(what: str, done: int, total: int) -> None:
-        watch.progress(what, done, total)
-        if what == PAIR_STAGE:
-            pair_steps.append((done, total, time.monotonic()))
+        observer.progress(what, done, total)
+        clock.note(what, done, total)
 
     with tempfile.TemporaryDirectory(prefix="tunesmith-plan-") as folder:
-        limited = replace(watch, progress=progress, start_steps=PAIR_STEPS)
+        limited = replace(observer, progress=progress, start_steps=PAIR_STEPS)
         prepared = prepare(config, start_runtime(config), lambda: data, limited)
-        start = time.time() - begun + _rest_of_warmup(pair_steps)
+        start = time.time() - begun + clock.rest_seconds
         plan = prepared.plan
         every = range(1, plan.num_steps + 1)
         evaluations = sum(map(plan.evaluate.due, every))
@@ -92,7 +90,7 @@ def measure_run(config: RunConfig, data: RunData, watch: Watch, begun: float) ->
         run = RunDir(short.config.run_folder)
         with RunLock(run.lock_file):
             at = time.monotonic()
-            train_run(run, short, replace(watch, listeners=[events.append]))
+            train_run(run, short, replace(observer, listeners=[events.append]))
             spent = time.monotonic() - at
         steps = [event.seconds for event in events if isinstance(event, StepDone)]
         evaluated = [e.seconds for e in events if isinstance(e, Evaluated) and e.split == "validation"] or [0.0]
@@ -117,14 +115,6 @@ def measure_run(config: RunConfig, data: RunData, watch: Watch, begun: float) ->
         )
 
 
-def _rest_of_warmup(steps: list[tuple[int, int, float]]) -> float:
-    """Seconds of the pair warm-up steps that were not taken."""
-    if len(steps) <= WARM_STEPS + 1:
-        return 0.0
-    (first, _, began), (last, total, ended) = steps[WARM_STEPS], steps[-1]
-    return (total - last) * (ended - began) / (last - first)
-
-
 def _shorten(prepared: Prepared, folder: Path) -> tuple[Prepared, float]:
     """The same run with few steps and few evaluated examples, and the part of their tokens that is evaluated."""
     from tunesmith.pipeline.prepare import make_plan
@@ -145,7 +135,6 @@ def _shorten(prepared: Prepared, folder: Path) -> tuple[Prepared, float]:
         num_train_epochs=1.0,
         max_steps=-1,
         eval_strategy="epoch" if "validation" in tokenized else "no",
-        eval_delay=0,
         early_stopping_patience=None,
         report_to=("none",),
     )
@@ -173,7 +162,7 @@ def _spread(sizes: npt.NDArray[Any], wanted: int) -> npt.NDArray[np.int64]:
     return np.sort(order[np.unique(np.linspace(0, len(order) - 1, min(len(order), wanted)).round().astype(np.int64))])
 
 
-def announce_plan(prepared: Prepared, say: Say) -> Callable[[Event], None]:
+def announce_plan(prepared: Prepared, log: Log) -> Callable[[Event], None]:
     """A listener that reports once, after the first steps, how long the run will take."""
     timed: list[StepDone] = []
     plan, batches = prepared.plan, prepared.batches
@@ -190,7 +179,7 @@ def announce_plan(prepared: Prepared, say: Say) -> Callable[[Event], None]:
         took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
         took = took if seconds < 7200 else f"{seconds / 3600:.1f} h"
         weights = sum(p.numel() * p.element_size() for p in prepared.state.model.parameters())
-        say(
+        log(
             f"Plan: {plan.num_steps:,} steps take about {took}; peak memory so far {peak_bytes(prepared) / 1e6:,.0f} MB; "
             f"about {5 * weights / 1e6:,.0f} MB on disk while it trains."
         )
@@ -205,3 +194,35 @@ def peak_bytes(prepared: Prepared) -> int:
 
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@dataclass
+class StartClock:
+    """Times the steps of a pair warm-up. `read` has the steps done, and when."""
+
+    read: list[tuple[int, float]] = field(default_factory=list)
+    total: int = 0
+
+    def note(self, stage: str, done: int, total: int) -> None:
+        """Note the time of a step; other stages are ignored."""
+        if stage == PAIR_STAGE:
+            self.total = total
+            self.read.append((done, time.monotonic()))
+
+    @property
+    def step_seconds(self) -> float:
+        """Of one step; 0: too few were seen."""
+        (first, began), (last, ended) = self.read[min(WARM_STEPS, len(self.read) - 1)], self.read[-1]
+        return (ended - began) / (last - first) if last > first else 0.0
+
+    @property
+    def rest_seconds(self) -> float:
+        """Of the steps that were not taken."""
+        return (self.total - self.read[-1][0]) * self.step_seconds if self.read else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """Its steps and their seconds, as `Outcome` of `--recipe best` has them."""
+        if not self.read:
+            return {}
+        done = self.read[-1][0]
+        return {"start_steps": done, "start_seconds": done * self.step_seconds}

@@ -12,10 +12,9 @@ import numpy as np
 
 from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import require_clean, sort_findings
-from tunesmith.data.batches import Batches, Padding, padding_of
+from tunesmith.data.batches import Batches, Padding, TokenRows, padding_of
 from tunesmith.data.read import DataBundle
 from tunesmith.data.tokenize import Tokenized
-from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.inference.model_folder import ModelFacts
@@ -29,13 +28,13 @@ from tunesmith.pipeline.inputs import (
     RunData,
     audit_tokenized,
     load_run_tokenizer,
-    say_data,
-    say_lengths,
+    log_data,
+    log_lengths,
     tokenize_run,
 )
 from tunesmith.pipeline.probe import LoadedRun
 from tunesmith.pipeline.recipe import Settled, choose_recipe
-from tunesmith.pipeline.watch import Say, Watch
+from tunesmith.pipeline.train import Log, RunObserver
 from tunesmith.speedups.apply import Speedups, apply_speedups, why_not_half
 from tunesmith.training.checkpoint import Identity
 from tunesmith.training.distributed import Precision, Runtime, has_bf16, has_triton, make_runtime
@@ -97,39 +96,37 @@ def start_runtime(config: RunConfig) -> Runtime:
     return make_runtime(precision=precision, use_cpu=config.use_cpu, timeout_seconds=config.ddp_timeout)
 
 
-def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
+def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], observer: RunObserver) -> Prepared:
     """Read and tokenize the data, load the model, choose the recipe, apply the speedups.
 
     Problems with the input are found here, before the first step.
     """
-    say = watch.say if runtime.is_main else Watch().say
+    log = observer.log if runtime.is_main else RunObserver().log
     if config.full_determinism:
         make_deterministic()
     _set_tf32(config.tf32)
     with runtime.main_first():
         data = read()
         bundle, folder = data.bundle, data.folder
-        say_data(say, data)
+        log_data(log, data)
         stored = read_model_config(folder)
         tokenizer = load_run_tokenizer(config, folder)
         require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
-        tokens = tokenize_run(config, bundle, tokenizer, stored, watch.progress)
+        tokens = tokenize_run(config, bundle, tokenizer, stored, observer.progress)
         asked = config.max_seq_length
         config, tokenized, length, limit = tokens.config, tokens.splits, tokens.length, tokens.limit
     findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
-    bundle = add_findings(bundle, findings, say, strict=config.strict_data)
-    say_lengths(say, tokenized, length, bundle, asked)
+    bundle = add_findings(bundle, findings, log, strict=config.strict_data)
+    log_lengths(log, tokenized, length, bundle, asked)
     suite = _make_suite(config, bundle.labels)
-    watch.positive_name = bundle.labels.positive_name
     seed_everything(config.seed)
     loaded, runtime, failing = _load(config, data, runtime)
-    fixed = length if config.pad_to_max_length else None
-    padding = padding_of(tokenizer, fixed_length=fixed)
+    padding = padding_of(tokenizer)
     rows = {split: part.rows for split, part in tokenized.items()}
-    settled = choose_recipe(LoadedRun(config, loaded, bundle, rows, padding, suite, runtime, watch), tokens.decision)
+    settled = choose_recipe(LoadedRun(config, loaded, bundle, rows, padding, suite, runtime, observer), tokens.decision)
     config = settled.config
     speedups, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
-    say_model(say, config, loaded, speedups, runtime, failing)
+    log_model(log, config, loaded, speedups, runtime, failing)
     batches = _make_batches(config, rows["train"], speedups, runtime)
     identity = make_identity(config, data, tokenizer_content(tokenizer, length), runtime, batches.sampling)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
@@ -140,11 +137,11 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
 
 
-def add_findings(bundle: DataBundle, findings: Sequence[Finding], say: Say, *, strict: bool) -> DataBundle:
+def add_findings(bundle: DataBundle, findings: Sequence[Finding], log: Log, *, strict: bool) -> DataBundle:
     """The bundle with findings added, most serious first; warnings are shown."""
     for finding in findings:
         if finding.severity != "info":
-            say(finding.line())
+            log(finding.line())
     require_clean(findings, strict=strict)
     return replace(bundle, findings=tuple(sort_findings([*bundle.findings, *findings])))
 
@@ -219,9 +216,9 @@ def _make_state(
         optim=config.optim,
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
-    split, push = config.auto_find_batch_size, config.adversarial
+    push = config.adversarial
     state = TrainState(
-        model, optimizer, objective, runtime, may_split=split, push=push, speedups=speedups, only_writer=True
+        model, optimizer, objective, runtime, may_split=True, push=push, speedups=speedups, only_writer=True
     )
     return speedups, state
 
@@ -236,11 +233,9 @@ def _make_batches(config: RunConfig, rows: TokenRows, speedups: Speedups, runtim
         seed=config.seed if config.data_seed is None else config.data_seed,
         accumulation=config.gradient_accumulation_steps,
         sampling=config.train_sampling_strategy or speedups.best_order(runtime.device),
-        token_budget=config.token_budget,
-        drop_last=config.dataloader_drop_last,
         rank=runtime.rank,
         world=runtime.world,
-        ahead=config.dataloader_num_workers or (2 if on_gpu else 0),
+        ahead=2 if on_gpu else 0,
         pinned=on_gpu,
     )
 
@@ -266,7 +261,6 @@ def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validati
     evaluate = _evaluation_calendar(config, steps, ends, has_validation)
     keeps_best = evaluate.cadence != "no" and config.load_best_model_at_end is not False
     metric = config.metric_for_best_model or suite.metric_for_best_model
-    greater = suite.greater_is_better(metric) if config.greater_is_better is None else config.greater_is_better
     return Plan(
         steps,
         ends,
@@ -278,9 +272,8 @@ def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validati
         save=_save_calendar(config, steps, ends, evaluate),
         read_back_every=STEPS_A_READ if on_gpu else 1,
         metric=metric if keeps_best or config.early_stopping_patience is not None else None,
-        greater_is_better=greater,
+        greater_is_better=suite.greater_is_better(metric),
         patience=config.early_stopping_patience,
-        min_delta=config.early_stopping_threshold,
     )
 
 
@@ -294,9 +287,7 @@ def _evaluation_calendar(config: RunConfig, steps: int, ends: tuple[int, ...], h
     if strategy == "no":
         return Calendar("no")
     every = _interval(config.evaluation_steps, steps) if strategy == "steps" else 0
-    per_epoch = ends[0]
-    delay = config.eval_delay * (per_epoch if strategy == "epoch" else 1)
-    return Calendar(strategy, every, frozenset(ends), steps, delay)
+    return Calendar(strategy, every, frozenset(ends), steps)
 
 
 def _save_calendar(config: RunConfig, steps: int, ends: tuple[int, ...], evaluate: Calendar) -> Calendar:
@@ -319,27 +310,26 @@ def _interval(value: int | float | None, steps: int) -> int:
     return max(1, int(steps * value)) if 0 < value < 1 else int(value)
 
 
-def say_model(
-    say: Say, config: RunConfig, loaded: LoadedModel, speedups: Speedups, runtime: Runtime, plain: str | None = None
+def log_model(
+    log: Log, config: RunConfig, loaded: LoadedModel, speedups: Speedups, runtime: Runtime, plain: str | None = None
 ) -> None:
     """The model, what it computes in (`plain` is why in float32), and which speedups are on."""
     count = loaded.parameters
     size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
     name = config.model_name_or_path or EMBEDDED
-    say(f"Model: {name}, {size} parameters, on {runtime.device}.")
+    log(f"Model: {name}, {size} parameters, on {runtime.device}.")
     if runtime.precision == "bf16" and config.bf16 is None:
-        say("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
+        log("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
     if plain is not None:
-        say(f"Precision: float32, {plain}; --bf16 for bf16.")
-    asked = config.train_sampling_strategy or config.token_budget
-    if asked is None and speedups.best_order(runtime.device) == "random":
-        say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
+        log(f"Precision: float32, {plain}; --bf16 for bf16.")
+    if config.train_sampling_strategy is None and speedups.best_order(runtime.device) == "random":
+        log("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
     for note in (*loaded.notes, *speedups.notes):
-        say(f"{note[0].upper()}{note[1:]}.")
+        log(f"{note[0].upper()}{note[1:]}.")
     # where triton keeps compiled kernels for all runs of a user
     home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton"
     kernels = Path(os.environ.get("TRITON_CACHE_DIR") or home / "cache")
     if runtime.device.type == "cuda" and has_triton() and not any(kernels.glob("*")):
-        say(f"Kernels: compiled for this GPU now and kept in {kernels}: the first start takes longer, others do not.")
+        log(f"Kernels: compiled for this GPU now and kept in {kernels}: the first start takes longer, others do not.")
     if speedups.on:
-        say(f"Speedups: {', '.join(speedups.on)}.")
+        log(f"Speedups: {', '.join(speedups.on)}.")

@@ -17,15 +17,15 @@ import numpy.typing as npt
 import torch
 
 from tunesmith.config.options import RunConfig
-from tunesmith.data.batches import Padding, evaluation_batches
+from tunesmith.data.batches import Padding, TokenRows, evaluation_batches
 from tunesmith.data.read import DataBundle
-from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.evidence import BestConstant, encode_rows, keep_rows
+from tunesmith.metrics.label_noise import LabelNoise, estimate_label_noise
 from tunesmith.metrics.table import Suite
 from tunesmith.models.load import LoadedModel
 from tunesmith.models.pooling import Pooling, last_linear, pooled_features, poolings_of, reads_linearly
-from tunesmith.pipeline.watch import Watch
+from tunesmith.pipeline.train import RunObserver
 from tunesmith.training.distributed import Runtime
 
 Baselines = dict[str, dict[str, dict[str, Any]]]
@@ -33,8 +33,9 @@ Baselines = dict[str, dict[str, dict[str, Any]]]
 
 FEWEST_ROWS = 50
 """With fewer examples, leave-one-out predictions cannot choose between poolings."""
-SHARE_OF_ROWS, FEWEST_SEEN, MOST_SEEN = 0.2, 256, 4000
-"""Training examples that the probe reads. One forward pass costs about 1/9 of three epochs: a fifth of the data costs 2%."""
+SHARE_OF_ROWS, FEWEST_SEEN, MOST_SEEN = 0.2, 1000, 4000
+"""Training examples that the probe reads. One forward pass costs about 1/9 of three epochs: a fifth of the data costs 2%. Fewer
+than 1,000 are not enough to estimate the share of wrong labels."""
 SHARE_JUDGED, FEWEST_JUDGED, MOST_JUDGED = 0.06, 200, 500
 """Examples of each other split that the baselines are scored on, as a share of the training examples."""
 PROBE_ROWS = 400
@@ -53,7 +54,7 @@ class LoadedRun:
     padding: Padding
     suite: Suite
     runtime: Runtime
-    watch: Watch
+    observer: RunObserver
 
     @property
     def model(self) -> Any:
@@ -78,6 +79,8 @@ class ProbeResult:
     baselines: Baselines
     read: Mapping[Pooling, torch.Tensor] = field(default_factory=dict)
     """The input of the last linear layer for these examples, by pooling."""
+    label_noise: LabelNoise | None = None
+    """Estimated share of wrong training labels."""
 
     @property
     def fit(self) -> LinearFit:
@@ -101,19 +104,22 @@ def linear_probe(run: LoadedRun) -> ProbeResult | None:
     most = min(max(FEWEST_JUDGED, round(SHARE_JUDGED * len(train))), MOST_JUDGED)
     judged = {name: _some(rows, most) for name, rows in run.splits.items() if name != "train"}
     judged = {name: rows for name, rows in judged.items() if len(rows)}
-    progress = partial(run.watch.progress, "linear probe")
+    progress = partial(run.observer.progress, "linear probe")
     features = frozen_features(run, train.select(seen), progress)
     targets = torch.from_numpy(train.labels[seen])
     read = {pooling: _pooled(run, features, pooling) for pooling in _candidates(run)}
     fits = {name: fit_linear(some, targets, labels.task, len(labels)) for name, some in read.items()}
     pooling, why = choose_pooling(fits)
     baselines: Baselines = {}
+    predicted = [(fits[pooling].held_out.cpu().numpy(), train.labels[seen])]
     by_words = _score_words(run, judged)
     for name, rows in judged.items():
         features = frozen_features(run, run.splits[name].select(rows))
         logits = fits[pooling].logits(_pooled(run, features, pooling).double()).cpu().numpy()
         gold = run.splits[name].labels
         assert gold is not None
+        if name == "validation":
+            predicted.append((logits, gold[rows]))
         baselines[name] = {
             baseline: {m: s.to_json() for m, s in run.suite.compute_with_intervals(scores, gold[rows]).items()}
             for baseline, scores in (
@@ -121,7 +127,9 @@ def linear_probe(run: LoadedRun) -> ProbeResult | None:
                 ("TF-IDF + linear model", by_words[name]),
             )
         }
-    return ProbeResult(seen, fits, pooling, why, baselines, read)
+    single = labels.task in (Task.BINARY, Task.MULTICLASS)
+    noise = estimate_label_noise(predicted, len(labels)) if single else None
+    return ProbeResult(seen, fits, pooling, why, baselines, read, noise)
 
 
 def rows_to_see(count: int) -> npt.NDArray[np.int64]:

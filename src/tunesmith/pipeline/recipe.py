@@ -14,13 +14,14 @@ import numpy as np
 
 from tunesmith.config.load import load_config
 from tunesmith.config.options import AutoOnOff, Recipe, RunConfig
-from tunesmith.data.tokens import TokenRows
+from tunesmith.data.batches import TokenRows
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task
+from tunesmith.metrics.label_noise import LabelNoise
 from tunesmith.models.pooling import Pooling, poolings_of, reads_linearly, set_pooling
 from tunesmith.pipeline.inputs import Decision
-from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP, PairReadings, PairTexts, look_at_pairs, warm_up_on_pairs
-from tunesmith.pipeline.probe import Baselines, LoadedRun, ProbeResult, linear_probe, start_head
+from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP, PairReadings, PairTexts, read_pairs, warm_up_on_pairs
+from tunesmith.pipeline.probe import FEWEST_ROWS, Baselines, LoadedRun, ProbeResult, linear_probe, start_head
 from tunesmith.runs.folder import RunDir, read_summary
 from tunesmith.training.optimizer import count_layers, matrix_size
 
@@ -38,6 +39,8 @@ class Settled:
     """As in metrics.json."""
     probe_rows: str | None = None
     """Predictions of the linear probe for training examples, for the diagnosis."""
+    label_noise: LabelNoise | None = None
+    """Estimated share of wrong training labels."""
     resumed: bool = False
     probe: ProbeResult | None = None
     pairs: PairReadings | None = None
@@ -93,7 +96,14 @@ def _chosen_before(config: RunConfig) -> Settled | None:
     except CheckpointError:  # it is written again at every start
         summary = {}
     reasons, baselines = tuple(summary.get("recipe") or ()), summary.get("floors") or {}
-    return Settled(_closed(replace(config, **values)), reasons, baselines, summary.get("probe_rows"), resumed=True)
+    return Settled(
+        _closed(replace(config, **values)),
+        reasons,
+        baselines,
+        summary.get("probe_rows"),
+        LabelNoise.from_json(summary.get("label_noise")),
+        resumed=True,
+    )
 
 
 def _choose(run: LoadedRun) -> Settled:
@@ -106,7 +116,7 @@ def _choose(run: LoadedRun) -> Settled:
     if wanted and PairTexts.of(train.select(np.arange(min(len(train), 50)))) is not None and config.pair_start != 0:
         why = None if asked else why_no_start(config, facts)
         if why is None:
-            pairs, why = look_at_pairs(run, probe, asked=asked)
+            pairs, why = read_pairs(run)
         facts = replace(facts, pairs=pairs is not None, why_pairs=why)
     decisions = [] if config.recipe == "hf" else decide(config, facts)
     config = _closed(replace(config, **{d.name: d.value for d in decisions}))
@@ -115,6 +125,7 @@ def _choose(run: LoadedRun) -> Settled:
         tuple(d.line() for d in decisions),
         probe.baselines if probe else {},
         probe.evidence(train, labels) if probe else None,
+        probe.label_noise if probe else None,
         probe=probe,
         pairs=pairs,
     )
@@ -127,19 +138,25 @@ def _closed(config: RunConfig) -> RunConfig:
 
 def _report(run: LoadedRun, found: Settled) -> None:
     for reason in found.reasons:
-        run.watch.say(f"Recipe: {reason}.")
+        run.observer.log(f"Recipe: {reason}.")
     if found.reasons:
         chosen = found.config.decided
         length = "" if found.config.max_steps > 0 else f"{chosen.num_train_epochs:g} epochs, "
-        run.watch.say(
+        run.observer.log(
             f"Decided: learning rate {chosen.learning_rate:g}, {length}batch size {chosen.per_device_train_batch_size}, "
             f"{chosen.pooling} pooling (reasons: -v or report.html)."
         )
-    for split, by_name in found.baselines.items():
-        for name, scores in by_name.items():
-            metric, score = next(iter(scores.items()))
-            if score.get("value") is not None:
-                run.watch.say(f"Baseline: {name}, {split} {metric} {score['value']:.3f} (n={score['n']}).")
+    if found.baselines:
+        split, by_name = list(found.baselines.items())[-1]  # the test set, if there is one
+        firsts = {name: next(iter(scores.items())) for name, scores in by_name.items()}
+        shown = [
+            f"{name} {score['value']:.3f}" for name, (_, score) in firsts.items() if score.get("value") is not None
+        ]
+        if shown:
+            metric, score = next(iter(firsts.values()))
+            run.observer.log(f"Baselines, {split} {metric} (n={score['n']}): {', '.join(shown)}.")
+    if found.label_noise is not None and found.label_noise.is_noisy:
+        run.observer.log(f"Labels: a linear probe estimates that {found.label_noise.text()} are wrong.")
 
 
 def facts_of(run: LoadedRun, probe: ProbeResult | None) -> RunFacts:
@@ -235,7 +252,7 @@ class RunFacts:
     metrics: tuple[str, ...] = ()
     """The metrics that the run computes."""
     pairs: bool | None = None
-    """Whether two texts read alone say more of a row than both read at once; None: rows have one text."""
+    """Whether a warm-up on text pairs is possible; None: examples have one text."""
     why_pairs: str = ""
 
 
@@ -274,9 +291,11 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
 def why_no_start(config: RunConfig, facts: RunFacts) -> str | None:
     """Why a run takes no steps before its first one, unless they are requested."""
     if config.max_steps > 0 or config.num_train_epochs is not None:
-        return "the length of the training is given"
+        return "the number of steps or epochs is set"
     if facts.world > 1 or config.freeze or not facts.new_head:
         return "it is for one process, a new head and an encoder that is trained"
+    if facts.rows < FEWEST_ROWS:
+        return f"{facts.rows} examples are too few to make pairs of"
     return None
 
 
@@ -285,7 +304,7 @@ def _pair_start(facts: RunFacts, epochs: float) -> tuple[int, str]:
     if not facts.pairs:
         return 0, facts.why_pairs
     steps = round(min(max(epochs * facts.rows / PAIRS_IN_A_STEP, FEWEST_PAIR_STEPS), MOST_PAIR_STEPS))
-    return steps, f"{facts.why_pairs}: that is learned first, from pairs without labels"
+    return steps, f"{facts.why_pairs}: their similarity is learned first, from pairs without labels"
 
 
 def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
@@ -315,7 +334,9 @@ def _batch(facts: RunFacts) -> tuple[int, str]:
     rows = facts.rows
     size = 8 if rows < 20_000 else 16 if rows < 100_000 else 32
     return max(1, size // facts.world) if facts.world <= size else 1, (
-        f"{rows:,} rows: small batches mean more updates" if size == 8 else f"{rows:,} rows give updates enough"
+        f"{rows:,} rows: small batches mean more updates"
+        if size == 8
+        else f"{rows:,} rows are enough for larger batches"
     )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,27 +13,30 @@ import numpy.typing as npt
 import torch
 
 from tunesmith.config.options import dump_value
-from tunesmith.events import RowsEvaluated
+from tunesmith.data.batches import Collate, TokenRows
+from tunesmith.events import Event, RowsEvaluated
+from tunesmith.files import hash_file, replacing, write_file
 from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
-from tunesmith.labels import Task
+from tunesmith.labels import Task, choose_labels
+from tunesmith.metrics.abstain import HeldOut
 from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds
-from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows
+from tunesmith.metrics.evidence import describe_constant, encode_rows, keep_rows, rows_to_keep
 from tunesmith.metrics.intervals import Score
 from tunesmith.pipeline.prepare import Prepared
-from tunesmith.pipeline.watch import RunEnding, Say
+from tunesmith.pipeline.train import Log, RunEnding, RunObserver, RunResult, ShowProgress
 from tunesmith.report.build import build_report
 from tunesmith.report.plots import curve_pictures, write_curves
 from tunesmith.report.render import write_report
 from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import RESULTS
-from tunesmith.runs.writing import hash_file, replacing, write_file
+from tunesmith.runs.manifest import RESULTS, retire
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.training.evaluation import Predictions, predict_rows
 
 if TYPE_CHECKING:
-    from tunesmith.pipeline.prepare import Prepared
+    from tunesmith.training.run_writer import RunWriter
+    from tunesmith.training.state import TrainState
 
 
 Scores = dict[str, dict[str, Score]]
@@ -42,26 +44,108 @@ MOST_PREDICTIONS = 200_000
 """Rows of a split kept in predictions.parquet; `tunesmith predict` writes more."""
 
 
-def settle_weights(prepared: Prepared, best: Path | None, change: Callable[[Any], None]) -> None:
-    """Gives the model the weights that the run ends with (the best ones, if kept), changed, and its own forward pass."""
-    prepared.speedups.close()
-    if best is not None:
-        load_weights(prepared.state.model, best)
-    change(prepared.state.model)
+class Evaluation:
+    """Evaluates the validation split and a sample of the training examples; a run calls it whenever one is due.
+
+    `predictions` has those for the validation split at the last step and at the best one, by step.
+    """
+
+    def __init__(self, prepared: Prepared, observer: RunObserver, writer: RunWriter) -> None:
+        self.prepared, self.observer, self.writer = prepared, observer, writer
+        self.predictions: dict[int, Predictions] = {}
+        self.splits = {"validation": prepared.rows("validation")}
+        sample = prepared.train_sample()
+        if sample is not None:
+            self.splits["train_sample"] = sample
+        self._constant = prepared.constant()
+        self._rows_to_keep = rows_to_keep(writer.plan.evaluate.count(writer.plan.num_steps))
+
+    def __call__(self, state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
+        """Return metrics and number of examples of each split; pass the predictions to the event log."""
+        prepared, events = self.prepared, list[Event]()
+        found: dict[str, tuple[dict[str, float | None], int]] = {}
+        count = make_counter(self.observer.progress, "evaluating", sum(map(len, self.splits.values())))
+
+        def after_batch(rows: int) -> None:
+            if state.runtime.world == 1:  # several ranks would have to agree after each batch
+                self.writer.stop.interrupt()
+            count(rows)
+
+        with prepared.speedups.whole():
+            for name, rows in self.splits.items():
+                result = _predict(prepared, rows, prepared.speedups.collate, after_batch)
+                metrics = prepared.suite.compute(result.logits, result.labels)
+                found[name] = ({"loss": result.loss, **metrics}, len(rows))
+                if result.labels is not None:
+                    kept = keep_rows(self._constant, result.logits, result.labels, self._rows_to_keep)
+                    events += [] if kept is None else [RowsEvaluated(state.step, name, encode_rows(kept))]
+                if name == "validation":
+                    best = state.progress.step
+                    self.predictions = {step: p for step, p in self.predictions.items() if step == best}
+                    self.predictions[state.step] = result
+        if state.runtime.is_main:
+            for event in events:
+                self.writer.on(event)
+        return found
+
+
+def _predict(prepared: Prepared, rows: TokenRows, collate: Collate, on_batch: Callable[[int], None]) -> Predictions:
+    state, most = prepared.state, prepared.evaluation_rows
+    return predict_rows(
+        state.model, rows, collate, prepared.runtime, max_rows=most, objective=state.objective, on_batch=on_batch
+    )
+
+
+def finish_run(
+    prepared: Prepared, observer: RunObserver, writer: RunWriter, ending: RunEnding, known: dict[int, Predictions]
+) -> RunResult:
+    """Score the best weights, write the model folder and the results, end the event log, then draw the report.
+
+    `known` are predictions for the validation split by step, which are not computed again.
+    """
+    run, config, state = writer.run, prepared.config, prepared.state
+    best_step = state.progress.step if writer.keep_best else None
+    with writer.best_weights() as best:
+        prepared.speedups.close()
+        if best is not None:
+            load_weights(state.model, best)
+        ending.change(state.model)
+        weights = contiguous(state.model.state_dict())
+        require_finite(weights, state.step)
+        predictions = predict_splits(prepared, observer.progress, known.get(best_step or state.step))
+    prepared = with_ending(run, move_thresholds(prepared, predictions, observer.log), ending)
+    scores = score_splits(prepared, predictions) | ending.scores
+    diagnosis: list[str] = []
+    if prepared.runtime.is_main:
+        assert writer.journal is not None
+        writer.journal.settle()  # raises if the run folder was replaced meanwhile
+        write_results(run, prepared, predictions, scores)
+        card = write_card(prepared, scores, steps=state.step, best_step=best_step)
+        write_model(run, prepared, weights, card, held_out_examples(prepared, predictions))
+        writer.end("early_stopping" if state.step < writer.plan.num_steps else "completed")
+        diagnosis = draw_and_explain(run) if observer.pages else []
+        writer.stop.run_is_complete()
+        if not observer.pages or (config.save_strategy is None and config.save_total_limit == 1):
+            for folder in (*run.checkpoints(), run.best):
+                if folder.is_dir():
+                    retire(folder)  # a finished run cannot be resumed: model/ has the best weights
+    prepared.runtime.barrier()
+    warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")
+    return RunResult(run, scores, state.step, best_step, tuple(diagnosis), warnings)
 
 
 def predict_splits(
-    prepared: Prepared, progress: Callable[[str, int, int], None], validation: Predictions | None = None
+    prepared: Prepared, progress: ShowProgress, validation: Predictions | None = None
 ) -> dict[str, Predictions]:
-    """Predictions of every split but train, by the weights that the run ends with; `validation` where they are known."""
-    state, config = prepared.state, prepared.config
+    """Return predictions of every split except train; `validation` if they are known already."""
+    config = prepared.config
     found: dict[str, Predictions] = {} if validation is None else {"validation": validation}
-    left = {split: part for split, part in prepared.tokenized.items() if split not in ("train", *found)}
+    left = {split: part.rows for split, part in prepared.tokenized.items() if split not in ("train", *found)}
     if not left:
         return found
     wrong = prepared.speedups.dropped
     speedups = apply_speedups(
-        state.model,
+        prepared.state.model,
         None,
         prepared.padding,
         device=prepared.runtime.device,
@@ -71,22 +155,16 @@ def predict_splits(
         fused_layers="off" if "fused_layers" in wrong else config.fused_layers,
         cuda_graphs="off",
     )
-    for split, tokenized in left.items():
-        found[split] = predict_rows(
-            state.model,
-            tokenized.rows,
-            speedups.collate,
-            prepared.runtime,
-            max_rows=prepared.evaluation_rows,
-            objective=state.objective,
-            on_batch=make_counter(progress, f"evaluating {split}", len(tokenized.rows)),
+    for split, rows in left.items():
+        found[split] = _predict(
+            prepared, rows, speedups.collate, make_counter(progress, f"evaluating {split}", len(rows))
         )
     speedups.close()
     return found
 
 
-def make_counter(progress: Callable[[str, int, int], None], what: str, total: int) -> Callable[[int], None]:
-    """A function to be called with the rows of each batch."""
+def make_counter(progress: ShowProgress, what: str, total: int) -> Callable[[int], None]:
+    """Return a function to be called with the number of examples of each batch."""
     done = 0
 
     def count(rows: int) -> None:
@@ -108,16 +186,16 @@ def score_splits(prepared: Prepared, predictions: dict[str, Predictions]) -> Sco
     return scores
 
 
-def move_thresholds(prepared: Prepared, predictions: dict[str, Predictions], say: Say) -> Prepared:
+def move_thresholds(prepared: Prepared, predictions: dict[str, Predictions], log: Log) -> Prepared:
     """With thresholds fitted to the validation rows, if they are better; model folder and scores follow them."""
     result, labels = predictions.get("validation"), prepared.bundle.labels
     if not prepared.config.move_thresholds or result is None or result.labels is None:
         return prepared
     found = fit_thresholds(probabilities_of(result.logits, labels.task), result.labels, labels.task)
     if found is None:
-        say(f"Thresholds stay at one half: a label has fewer than {FEWEST_OF_A_LABEL} validation rows.")
+        log(f"Thresholds stay at one half: a label has fewer than {FEWEST_OF_A_LABEL} validation rows.")
         return prepared
-    say(found.line())
+    log(found.line())
     return with_thresholds(prepared, found.thresholds)
 
 
@@ -175,6 +253,7 @@ def write_data_summary(run: RunDir, prepared: Prepared) -> None:
         "recipe": list(prepared.settled.reasons),
         "floors": prepared.settled.baselines,
         "probe_rows": prepared.settled.probe_rows,
+        "label_noise": prepared.settled.label_noise.to_json() if prepared.settled.label_noise else None,
     }
     write_file(run.data_summary_file, json.dumps(summary, indent=1, ensure_ascii=False).encode())
 
@@ -185,15 +264,6 @@ def _best_constant(prepared: Prepared) -> dict[str, Any]:
     if labels is None:
         return {}
     return describe_constant(prepared.constant(), labels, prepared.suite)
-
-
-def row_events(
-    step: int, split: str, constant: BestConstant, result: Predictions, most: int
-) -> Iterator[RowsEvaluated]:
-    """The rows of one evaluation as an event; none without labels."""
-    rows = None if result.labels is None else keep_rows(constant, result.logits, result.labels, most)
-    if rows is not None:
-        yield RowsEvaluated(step, split, encode_rows(rows))
 
 
 def _label_counts(prepared: Prepared, labels: npt.NDArray[Any] | None) -> dict[str, int]:
@@ -208,7 +278,7 @@ def _label_counts(prepared: Prepared, labels: npt.NDArray[Any] | None) -> dict[s
 
 def _prediction_columns(prepared: Prepared, predictions: dict[str, Predictions]) -> dict[str, list[Any]]:
     labels = prepared.bundle.labels
-    columns: dict[str, list[Any]] = {"split": [], "row": []}
+    columns: dict[str, list[Any]] = {"split": [], "row": [], "file": [], "line": []}
     texts: dict[str, list[Any]] = {name: [] for name in prepared.bundle.columns.text}
     gold: list[Any] = []
     predicted: list[Any] = []
@@ -220,6 +290,9 @@ def _prediction_columns(prepared: Prepared, predictions: dict[str, Predictions])
         some = dataset.select(range(n))
         columns["split"] += [split] * n
         columns["row"] += list(range(n))
+        part = prepared.bundle.parts[split]
+        columns["file"] += [part.source.origin] * n
+        columns["line"] += part.line_numbers(n)
         for name, values in texts.items():
             values += list(some[name])
         probabilities = probabilities_of(result.logits[:n], labels.task)
@@ -246,16 +319,20 @@ def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[A
     return [names[i] if i >= 0 else None for i in labels[:n]]
 
 
-def final_weights(prepared: Prepared) -> dict[str, torch.Tensor]:
-    """Return the weights of the model folder, on the CPU; a NumericsError if one is NaN or infinite."""
-    weights = contiguous(prepared.state.model.state_dict())
-    require_finite(weights, prepared.state.step)
-    return weights
+def held_out_examples(prepared: Prepared, predictions: dict[str, Predictions]) -> HeldOut | None:
+    """Return confidence and correctness of the validation examples; None unless each example has one class."""
+    result, labels = predictions.get("validation"), prepared.bundle.labels
+    if result is None or result.labels is None or labels.task not in (Task.BINARY, Task.MULTICLASS):
+        return None
+    probabilities = probabilities_of(result.logits, labels.task)
+    return HeldOut.of(probabilities, choose_labels(probabilities, labels.task, labels.thresholds), result.labels)
 
 
-def write_model(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor], card: str) -> None:
+def write_model(
+    run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor], card: str, held_out: HeldOut | None
+) -> None:
     """Write model/ and the model card. The manifest has the identity of the run and the hashes of its result files."""
-    describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
+    describe = describe_model(prepared.state.model, prepared.tokenizer, replace(prepared.facts, held_out=held_out))
     results = {f.name: hash_file(f) for f in (run.metrics_file, run.predictions_file) if f.is_file()}
     meta = {"step": prepared.state.step, RESULTS: results, **prepared.identity.to_json()}
     export_model(run.model, weights, describe, card, meta)
@@ -307,10 +384,10 @@ def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int
 
 
 LIMITS = """\
-- It reads {length} tokens of a row at a time; `long_texts` says how it reads longer ones.
-- The scores hold for rows like these; texts of another kind, language or length were not measured.
-- The probabilities are the model's own: they were not calibrated, unless a line under Data says so.
-- The intervals cover the choice of the rows, not of the seed: another seed may move the score as much.
+- The model reads {length} tokens of a text at a time. The option `long_texts` controls longer texts.
+- The scores apply to texts like these. Other kinds of text, languages and lengths were not measured.
+- Probabilities are not calibrated unless a line under Data says so.
+- The intervals cover the sample of examples, not the random seed, which may change the score as much.
 """
 USE = """\
 ```python
@@ -343,7 +420,7 @@ def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[
 
 
 def _data_table(prepared: Prepared) -> list[str]:
-    lines = ["| split | rows | labels | tokens: median, longest | rows cut |", "|---|---|---|---|---|"]
+    lines = ["| split | rows | labels | tokens: median, longest | truncated rows |", "|---|---|---|---|---|"]
     for split, tokenized in prepared.tokenized.items():
         lengths = tokenized.rows.lengths
         tokens = f"{np.median(lengths):.0f}, {lengths.max()}" if len(lengths) else ""

@@ -13,7 +13,10 @@ from typing import Any
 from transformers import TrainerControl, TrainerState
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
+from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.events import EpochStarted, Evaluated, Event, Resumed, RunEnded, RunStarted, Saved, StepDone
+from tunesmith.pipeline.inputs import is_installed
+from tunesmith.training.schedule import Plan
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +130,7 @@ class Trackers:
         except Exception as error:  # the tracker's code and server, not ours
             name = type(callback).__name__.removesuffix("Callback")
             first = next(iter(str(error).splitlines()), "")
-            log.warning("%s stopped working and is left out: %s: %s", name, type(error).__name__, first)
+            log.warning("%s stopped working and is disabled: %s: %s", name, type(error).__name__, first)
             self._callbacks.remove(callback)
 
 
@@ -140,3 +143,13 @@ def lines_every(strategy: str, steps: float | None, *, num_steps: int, steps_per
     if steps is None:
         return max(1, round(steps_per_epoch / LINES_AN_EPOCH))
     return max(1, math.ceil(steps * num_steps) if steps < 1 else int(steps))
+
+
+def make_trackers(names: list[str], config: RunConfig, plan: Plan, model: Any) -> Trackers:
+    """Return a listener for the trackers of report_to; `all` are those that are installed."""
+    known = ("tensorboard", "wandb", "trackio", "mlflow")
+    names = [n for n in known if is_installed(n)] if "all" in names else names
+    arguments = TrackerArguments(to_dict(config), str(config.run_folder), "tunesmith", config.name)
+    per_epoch = float(plan.epoch_ends[0])
+    every = lines_every("steps", config.logging_steps, num_steps=plan.num_steps, steps_per_epoch=per_epoch)
+    return Trackers(names, arguments, model, every, plan.num_steps)

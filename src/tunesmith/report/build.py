@@ -12,11 +12,12 @@ from typing import Any
 
 from tunesmith.config.load import read_entries, resolve
 from tunesmith.config.options import list_options
-from tunesmith.data.cache import read_prediction_columns
-from tunesmith.diagnosis.features import Reading, read_curves
+from tunesmith.data.rows import read_prediction_columns
+from tunesmith.diagnosis.reading import Reading, read_curves
 from tunesmith.diagnosis.verdict import judge_reading
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
+from tunesmith.metrics.label_noise import LabelNoise
 from tunesmith.report.charts import Explained, explain_rows
 from tunesmith.report.predictions import Headline, choose_headline, headline_scores, make_predictions, scores_in_file
 from tunesmith.runs.curves import Curves, load_curves
@@ -69,6 +70,7 @@ def read_with(
         floor=float(constant) if isinstance(constant, (int, float)) and 0 < constant < 1e30 else None,
         floors=_floors(summary),
         probe_rows=summary.get("probe_rows"),
+        label_noise=summary.get("label_noise"),
         running=running,
     )
 
@@ -96,7 +98,7 @@ def run_facts(
     curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> TableRows:
     """(name, value): model, time, machine, steps, as far as they are known."""
-    best = curves.best()
+    best, noise = curves.best(), LabelNoise.from_json(summary.get("label_noise"))
     speed = curves.tokens_per_second.finite().value
     epochs = curves.last_step / curves.steps_per_epoch if curves.steps_per_epoch else 0
     facts = {
@@ -112,6 +114,7 @@ def run_facts(
         "speed": f"{sum(speed) / len(speed):,.0f} tokens per second" if len(speed) else None,
         "resumed at": ", ".join(f"step {s:,}" for s in curves.resumed_at) or None,
         "NaN or inf": f"{len(curves.non_finite)} steps, first {curves.non_finite[0]}" if curves.non_finite else None,
+        "wrong labels": f"about {noise.text()}" if noise is not None and noise.is_precise else None,
         "ended": curves.ended or "still running, or killed",
     }
     return tuple((name, str(value)) for name, value in facts.items() if value is not None)
@@ -175,9 +178,7 @@ def _truncation(cut: Mapping[str, Any]) -> str:
     if not rows:
         return f"none (limit {cut.get('max_length', '?')} tokens)"
     share = f" ({rows / of:.1%})" if of else ""
-    return (
-        f"{rows:,} rows{share} cut at {cut.get('max_length', '?')} tokens, {cut.get('tokens_cut') or 0:,} tokens lost"
-    )
+    return f"{rows:,} rows{share} truncated to {cut.get('max_length', '?')} tokens, {cut.get('tokens_cut') or 0:,} tokens lost"
 
 
 def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:

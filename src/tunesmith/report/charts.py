@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunesmith.labels import Task
+from tunesmith.metrics.abstain import HeldOut, coverage_curve
 from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
 from tunesmith.report.plots import (
     THEMES,
@@ -155,6 +156,23 @@ def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
     return _make_chart("reliability", "Reliability", f"Reliability diagram: {words}.", draw, lines, "confidence")
 
 
+def coverage_chart(curve: Sequence[tuple[float, float]]) -> Chart:
+    """Error rate of the answered examples by their share, from the most confident example to all."""
+    share, error = (np.array(values) for values in zip(*curve, strict=True))
+
+    def draw(axes: Axes, theme: Theme) -> None:
+        style_axes(axes, theme, title="Error rate of answered examples", x_label="share of answered examples")
+        axes.plot(share, error, color=theme.side("validation"), linewidth=1.8)
+        axes.set_xlim(0, 1.02)
+        axes.set_ylim(bottom=0)
+
+    at_half = float(error[np.searchsorted(share, 0.5)])
+    words = f"the most confident half has an error rate of {at_half:.3f}, all examples {error[-1]:.3f}"
+    some = np.unique(np.linspace(0, len(share) - 1, HOVER_POINTS).astype(int))
+    lines = [("error rate", share[some], error[some])]
+    return _make_chart("coverage", "Coverage", f"Error rate by coverage: {words}.", draw, lines, "share answered")
+
+
 def value_chart(true: Floats, predicted: Floats) -> Chart:
     """Predicted against true values; the line is where both are equal."""
     some = np.random.default_rng(0).permutation(len(true))[:MOST_DOTS]
@@ -168,7 +186,7 @@ def value_chart(true: Floats, predicted: Floats) -> Chart:
         draw_legend(axes, theme)
 
     lie, are = (f"between {v.min():.3g} and {v.max():.3g}" for v in (predicted, true))
-    return _make_chart("agreement", "Predicted against true", f"Predicted values lie {lie}, true ones {are}.", draw)
+    return _make_chart("agreement", "Predicted against true", f"Predicted values are {lie}, true ones {are}.", draw)
 
 
 def _short(value: float) -> float | None:
@@ -222,6 +240,8 @@ class Explained:
     confusion: Confusion | None
     bins: tuple[ReliabilityBin, ...]
     calibration_error: float | None
+    coverage: list[tuple[float, float]]
+    """(share of answered examples, their error rate), as `--max_error` trades them; empty unless examples have one class."""
     values: tuple[Floats, Floats] | None
     """True and predicted values, in regression."""
     mistakes: list[Mistake]
@@ -232,6 +252,9 @@ def explain_rows(predictions: PredictedRows) -> Explained:
     table, labels = _decisions(predictions)
     finite = np.isfinite(predictions.predicted)
     values = predictions.labels[finite], predictions.predicted[finite]
+    confident = (
+        table is not None and predictions.task in (Task.BINARY, Task.MULTICLASS) and (predictions.predicted >= 0).all()
+    )
     return Explained(
         split=predictions.split,
         rows=len(predictions),
@@ -241,6 +264,7 @@ def explain_rows(predictions: PredictedRows) -> Explained:
         confusion=count_confusions(predictions),
         bins=reliability_bins(table, labels, num_bins=10) if table is not None else (),
         calibration_error=expected_calibration_error(table, labels) if table is not None else None,
+        coverage=coverage_curve(HeldOut.of(table, predictions.predicted, labels)) if confident else [],
         values=values if predictions.task is Task.REGRESSION and len(values[0]) else None,
         mistakes=find_mistakes(predictions),
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunesmith.data.cache import read_prediction_columns
+from tunesmith.data.rows import read_prediction_columns
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
@@ -88,7 +88,7 @@ def pair_sides(a: PredictedRows, b: PredictedRows, *, split: str) -> Pair:
     different = int((labels != a.labels).reshape(len(order), -1).any(axis=1).sum())
     if different:
         raise DataError(
-            f"{different} of {len(order)} {split} rows have another label in the other run",
+            f"{different} of {len(order)} {split} rows have a different label in the other run",
             fix="Train both on the same labels.",
         )
     # Both as probabilities, or both as decisions when one run kept no probabilities.
@@ -125,7 +125,7 @@ BOOKKEEPING = ("output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm
 SEEDS = ("seed", "data_seed")
 SEED_CORRELATION = 0.02
 """Two seeds of one config do not differ on rows independently: groups of rows change their label together.
-The correlation of such changes, measured by bench/compare_false_positives.py (decision 0303)."""
+The correlation of such changes, measured in simulations (docs/research/intervals.md)."""
 NO_EVIDENCE = "no evidence of a difference"
 ABSENT = "(not recorded)"
 Tested = tuple[PairedResult, PairedResult, int]
@@ -176,11 +176,11 @@ class Comparison:
 def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, split: str | None = None) -> Comparison:
     """The runs side by side, each tested against the first on the same rows of one split with one metric."""
     if not 2 <= len(paths) <= MAX_RUNS:
-        raise ConfigError(f"{len(paths)} run folder(s) given", fix=f"Give 2 to {MAX_RUNS} run folders.")
+        raise ConfigError(f"got {len(paths)} run folder(s)", fix=f"Name 2 to {MAX_RUNS} run folders.")
     folders = [open_run(path) for path in paths]
     twice = {f.path.resolve() for f in folders}
     if len(twice) < len(folders):
-        raise ConfigError("the same run folder is given twice", fix="Name each run once.")
+        raise ConfigError("the same run folder is named twice", fix="Name each run once.")
     configs = [read_run_config(f.config_file) for f in folders]
     summaries = [read_summary(f.data_summary_file) for f in folders]
     for folder in folders:

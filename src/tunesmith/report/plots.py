@@ -1,6 +1,6 @@
 """The panels of a run: their titles, lines and colors.
 
-PNG, SVG, report and board draw these panels. Every line colour has a contrast of at least 3:1 on its background.
+PNG, SVG, report and board draw these panels. Every line color has a contrast of at least 3:1 on its background.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tunesmith.files import require_plain, write_file
 from tunesmith.runs.curves import Curves, Floats, Series
-from tunesmith.runs.writing import require_plain, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ ThemeName = Literal["light", "dark"]
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """`runs` are the line colours, in order; the first two are training and validation when one run is drawn."""
+    """`runs` are the line colors, in order; the first two are training and validation when one run is drawn."""
 
     background: str
     text: str
@@ -38,11 +38,11 @@ class Theme:
     runs: tuple[str, ...]
 
     def side(self, name: Literal["train", "validation"]) -> str:
-        """The colour of everything measured on training rows, or on validation rows."""
+        """The color of everything measured on training rows, or on validation rows."""
         return self.runs[0 if name == "train" else 1]
 
     def run(self, index: int) -> str:
-        """The colour of the run at `index`; colours come again after the last."""
+        """The color of the run at `index`; colors come again after the last."""
         return self.runs[index % len(self.runs)]
 
 
@@ -65,7 +65,7 @@ THEMES: dict[ThemeName, Theme] = {
 
 
 def darken(svg: bytes) -> bytes:
-    """A picture drawn in the light theme, in the colours of the dark one."""
+    """A picture drawn in the light theme, in the colors of the dark one."""
     light, dark = THEMES["light"], THEMES["dark"]
     pairs = [(light.background, dark.background), (light.text, dark.text), (light.muted, dark.muted)]
     pairs += [(light.grid, dark.grid), *zip(light.runs, dark.runs, strict=True)]
@@ -147,7 +147,7 @@ MIN_SPAN = 0.1
 
 
 def draw_curves(curves: Curves | Sequence[Curves], *, x: XAxis = "step", theme: ThemeName = "light") -> Figure:
-    """Loss and metric side by side. With several runs a colour is a run; alone, a colour is a split."""
+    """Loss and metric side by side. Colors are runs if there are several, else splits."""
     runs = [curves] if isinstance(curves, Curves) else list(curves)
     metric = next((m for c in runs if (m := c.main_metric())), None)
     figure = new_figure(width=11.0 if metric else 6.4, height=4.3, theme=theme)
@@ -238,7 +238,7 @@ def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:
 
 
 def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel], *, x: XAxis = "step", theme: Theme) -> None:
-    """One panel of each run. With several runs a colour is a run; alone, a colour is a side."""
+    """One panel of each run. Colors are runs if there are several, else splits."""
     alone, (key, title, metric) = len(runs) == 1, (panels[0].key, panels[0].title, panels[0].metric)
     style_axes(axes, theme, title=title, x_label=x if alone or key not in OVERLAID else f"{x} ({OVERLAID[key]})")
     for index, (run, panel) in enumerate(zip(runs, panels, strict=True)):

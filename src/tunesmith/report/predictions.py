@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ class PredictedRows:
     names: tuple[str, ...]
     task: Task
     row: NDArray[np.int64]
+    places: list[str]
+    """`train.csv:812` for each row; its number in the split if the file is unknown."""
     texts: dict[str, list[str]]
     labels: NDArray[Any]
     predicted: NDArray[Any]
@@ -81,11 +84,18 @@ def make_predictions(
         names=names,
         task=task,
         row=np.array([int(index[k]) for k in keep], dtype=np.int64),
+        places=[_place(columns, index, k) for k in keep],
         texts={c: ["" if values[k] is None else str(values[k]) for k in keep] for c, values in texts.items()},
         labels=labels[keep],
         predicted=predicted[keep],
         probabilities=_probabilities(columns, names, keep),
     )
+
+
+def _place(columns: Mapping[str, Sequence[Any]], index: Sequence[Any], at: int) -> str:
+    if not columns.get("file") or not columns.get("line"):
+        return f"row {index[at]}"
+    return f"{Path(str(columns['file'][at])).name}:{columns['line'][at]}"
 
 
 def own_columns(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
@@ -216,6 +226,7 @@ class Mistake:
     """One row predicted wrong. `confidence` is the probability given to the wrong label, or None."""
 
     row: int
+    place: str
     texts: tuple[tuple[str, str], ...]
     label: str
     predicted: str
@@ -334,7 +345,7 @@ def find_mistakes(predictions: PredictedRows, *, most: int = 20) -> list[Mistake
 def _mistake(predictions: PredictedRows, at: int, confidence: float | None) -> Mistake:
     texts = tuple((column, values[at]) for column, values in predictions.texts.items())
     label, predicted = (_name(predictions, values[at]) for values in (predictions.labels, predictions.predicted))
-    return Mistake(int(predictions.row[at]), texts, label, predicted, confidence)
+    return Mistake(int(predictions.row[at]), predictions.places[at], texts, label, predicted, confidence)
 
 
 def _name(predictions: PredictedRows, value: Any) -> str:

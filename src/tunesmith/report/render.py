@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tunesmith.files import write_file
 from tunesmith.report.build import Report, tone_and_title
-from tunesmith.report.charts import Chart, make_charts, overlay_charts, reliability_chart, value_chart
+from tunesmith.report.charts import Chart, coverage_chart, make_charts, overlay_charts, reliability_chart, value_chart
 from tunesmith.report.predictions import Headline, ScoreGrid, make_grid
-from tunesmith.runs.writing import write_file
 
 if TYPE_CHECKING:
     from tunesmith.report.compare import Comparison
@@ -46,7 +46,8 @@ def render_report(report: Report, drawn: Charts | None = None) -> str:
     charts, more = drawn or make_charts(report.curves)
     rows = report.explained
     reliability = reliability_chart(rows.bins) if rows and rows.bins else None
-    every = [*charts, *more, *([reliability] if reliability else [])]
+    coverage = coverage_chart(rows.coverage) if rows and rows.coverage else None
+    every = [*charts, *more, *(chart for chart in (reliability, coverage) if chart is not None)]
     style, script = page_asset("page.css"), page_asset("page.js")
     grid = make_grid(report.scores)
     return str(
@@ -55,6 +56,7 @@ def render_report(report: Report, drawn: Charts | None = None) -> str:
             charts=charts,
             more=more,
             reliability=reliability,
+            coverage=coverage,
             values=value_chart(*rows.values) if rows and rows.values else None,
             halves=_halves(report),
             tone_and_title=tone_and_title,

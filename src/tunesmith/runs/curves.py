@@ -41,7 +41,7 @@ class Series:
     def smoothed(self, window: int | None = None) -> Series:
         """A centred mean over about `window` steps (default: 1/25 of the curve, 25 if it is short): nothing moves in time.
 
-        Three running means, O(n): close to a Gaussian. Gaps stay gaps and do not pull on their neighbours.
+        Three running means, O(n): close to a Gaussian. Gaps stay gaps and do not pull on their neighbors.
         """
         usual = max(len(self) // 25, min(len(self) // 5, 25))
         width = max(1, usual if window is None else window)
@@ -78,7 +78,7 @@ class Series:
 
 
 def _running_mean(value: Floats, width: int) -> Floats:
-    """Mean over `width` neighbours (fewer at the ends), gaps left out."""
+    """Mean over `width` neighbors (fewer at the ends), gaps left out."""
     good = np.isfinite(value)
     total = np.concatenate([[0.0], np.cumsum(np.where(good, value, 0.0))])
     count = np.concatenate([[0], np.cumsum(good)])

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
-from tunesmith.events import Event, RunEnded, StepDone
-from tunesmith.files import BadFile, read_json
-from tunesmith.runs.event_log import drop_cut_line, parse_events, read_bytes, read_journal
-from tunesmith.runs.folder import RunDir, checkpoint_step, verify_results
+from tunesmith.events import StepDone
+from tunesmith.files import BadFile, disk_error, read_json
+from tunesmith.runs.event_log import drop_cut_line, parse_events, read_bytes
+from tunesmith.runs.folder import RunDir, checkpoint_step, end_of, verify_results
 from tunesmith.runs.lock import RunLock, read_holder
 from tunesmith.runs.manifest import is_leftover, retire, sweep, verify
-from tunesmith.runs.writing import disk_error
 
 Health = Literal["sound", "note", "useless", "broken"]
 """sound; worth a note; of no use (a repair removes it); damaged, and a person must decide what to do."""
@@ -69,7 +68,7 @@ def repair(run: RunDir) -> list[str]:
         try:
             removed = sweep(run.path)
             if drop_cut_line(run.journal_file):
-                removed.append(f"the cut last line of {run.journal_file.name}")
+                removed.append(f"the incomplete last line of {run.journal_file.name}")
             for part in examine(run):
                 if part.health == "useless" and (run.path / part.name) in run.checkpoints():
                     retire(run.path / part.name)
@@ -96,7 +95,7 @@ def _check_json(file: Path) -> Examined:
     except BadFile as error:
         return Examined(file.name, "note", f"{error}; the next start writes it again")
     if not is_object:
-        return Examined(file.name, "note", "does not hold an object; the next start writes it again")
+        return Examined(file.name, "note", "is not a JSON object; the next start writes it again")
     return Examined(file.name, "sound", "reads well")
 
 
@@ -112,7 +111,7 @@ def _check_journal(run: RunDir) -> Iterator[Examined]:
         yield Examined(name, "broken", str(error))
         return
     if data and not data.endswith(b"\n"):
-        yield Examined(name, "note", "its last line was cut by a kill; the next start drops it")
+        yield Examined(name, "note", "its last line is incomplete; the next start removes it")
     steps = [event.step for event in events if isinstance(event, StepDone)]
     seen = set(steps)
     absent = (step for step in range(1, max(steps, default=0) + 1) if step not in seen)
@@ -121,7 +120,7 @@ def _check_journal(run: RunDir) -> Iterator[Examined]:
         shown = ", ".join(str(s) for s in missing[:5]) + (", ..." if len(missing) > 5 else "")
         yield Examined(name, "broken", f"has no line for step {shown}: the curves have a gap there")
     elif len(steps) != len(seen) or steps != sorted(steps):
-        yield Examined(name, "broken", "holds steps twice or out of order")
+        yield Examined(name, "broken", "contains steps twice or out of order")
     else:
         yield Examined(name, "sound", f"{len(events)} events, {len(steps)} steps")
 
@@ -139,21 +138,6 @@ def _check_checkpoints(run: RunDir, parts: list[Examined]) -> Iterator[Path]:
             parts.append(Examined(folder.name, "useless", f"{problem}; another checkpoint is intact"))
         else:
             parts.append(Examined(folder.name, "broken", problem))
-
-
-def end_of(run: RunDir) -> RunEnded | None:
-    """The last event of a finished run; None for a run that can be resumed.
-
-    A finished run has its model, and its report unless it was trained without one. Checkpoints are removed after the report is
-    written: a run that was killed in between still has them, and a resume finishes it.
-    """
-    try:
-        events: list[Event] = read_journal(run.journal_file)
-    except (OSError, TunesmithError):
-        return None
-    last = events[-1] if events else None
-    whole = run.model.is_dir() and (run.report_file.is_file() or not run.checkpoints())
-    return last if isinstance(last, RunEnded) and last.finished and whole else None
 
 
 def _conclude(run: RunDir, intact: list[Path]) -> Examined:

@@ -33,13 +33,16 @@ from tunesmith.events import (
     from_json,
     to_json,
 )
-from tunesmith.files import BadFile, open_plain, parse_json, read_plain
-from tunesmith.runs.writing import (
+from tunesmith.files import (
+    BadFile,
     disk_error,
     in_the_way,
     kind_of,
     open_in_place,
+    open_plain,
     open_regular,
+    parse_json,
+    read_plain,
     replacing,
     require_same,
 )
@@ -136,7 +139,7 @@ def _drop_cut_line(file: BinaryIO, path: Path) -> int:
     if keep < size:
         file.truncate(keep)
         os.fsync(file.fileno())
-        log.warning("%s: the last line was cut short (%d bytes) and was removed", path, size - keep)
+        log.warning("%s: the last line was incomplete (%d bytes) and was removed", path, size - keep)
     return size - keep
 
 
@@ -236,7 +239,7 @@ def decode_line(line: bytes, *, where: str) -> Event | None:
     try:
         return from_json(parse_json(line, mend=False))
     except KeyError as error:
-        log.info("%s: unknown event %s left out (written by a newer tunesmith?)", where, str(error)[:60])
+        log.info("%s: unknown event %s ignored (written by a newer tunesmith?)", where, str(error)[:60])
         return None
     except ValueError as error:
         raise _damage(where, str(error)) from None

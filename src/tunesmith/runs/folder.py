@@ -5,23 +5,29 @@ A JSON file may be absent; where it is there, every known value has its type."""
 from __future__ import annotations
 
 import os
+import platform
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from tunesmith.errors import CheckpointError, ConfigError, ResourceError, did_you_mean
-from tunesmith.files import BadFile, read_json
-from tunesmith.runs.event_log import is_journal
+from tunesmith.errors import CheckpointError, ConfigError, ResourceError, TunesmithError, did_you_mean
+from tunesmith.events import Event, RunEnded
+from tunesmith.files import SYSTEM_FILES, BadFile, disk_error, kind_of, known_hash, read_json
+from tunesmith.runs.event_log import is_journal, read_journal
 from tunesmith.runs.lock import is_lock
-from tunesmith.runs.manifest import RESULTS, is_leftover, is_sealed, read_manifest
-from tunesmith.runs.writing import disk_error, kind_of, known_hash
+from tunesmith.runs.manifest import RESULTS, has_manifest, is_leftover, read_manifest
 
 SEARCH_RESULT = "search.json"
 BEST_RESULT = "best.json"
 BEST_OPTIONS = Path("tries") / "run.yaml"
 """The options that a run of `--recipe best` was started with: run.yaml has those of its last model."""
-_ELSEWHERE = "Give a new or empty folder as --output_dir."
+_ELSEWHERE = "Set --output_dir to a new or empty folder."
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
@@ -121,7 +127,7 @@ def open_run(path: str | Path) -> RunDir:
         raise ConfigError("is a file, not a run folder", where=str(path), fix="Give the output_dir of a run.")
     inside = sorted(p.parent.name for p in run.path.glob("*/journal.jsonl"))
     fix = f"Did you mean one of its runs: {', '.join(inside[:5])}?" if inside else "Give the output_dir of a run."
-    raise ConfigError("holds no journal.jsonl, so it is not a run folder", where=str(path), fix=fix)
+    raise ConfigError("contains no journal.jsonl, so it is not a run folder", where=str(path), fix=fix)
 
 
 def require_own_folder(run: RunDir, inputs: Mapping[str, str | None], *, cache: str | None = None) -> None:
@@ -145,9 +151,24 @@ def require_own_folder(run: RunDir, inputs: Mapping[str, str | None], *, cache: 
         return
     shown = ", ".join(p.name for p in taken[:4]) + (f" and {len(taken) - 4} more" if len(taken) > 4 else "")
     if mine:
-        problem = f"holds {shown}, which tunesmith did not write, where the run would write"
+        problem = f"contains {shown}, which tunesmith did not write and the run would overwrite"
         raise ResourceError(problem, where=str(run.path), fix=f"Move it away, or: {_ELSEWHERE}")
-    raise ResourceError(f"holds {shown} and is not a run of tunesmith", where=str(run.path), fix=_ELSEWHERE)
+    raise ResourceError(f"contains {shown} and is not a tunesmith run", where=str(run.path), fix=_ELSEWHERE)
+
+
+def end_of(run: RunDir) -> RunEnded | None:
+    """The last event of a finished run; None for a run that can be resumed.
+
+    A finished run has its model, and its report unless it was trained without one. Checkpoints are removed after the report is
+    written: a run that was killed in between still has them, and a resume finishes it.
+    """
+    try:
+        events: list[Event] = read_journal(run.journal_file)
+    except (OSError, TunesmithError):
+        return None
+    last = events[-1] if events else None
+    whole = run.model.is_dir() and (run.report_file.is_file() or not run.checkpoints())
+    return last if isinstance(last, RunEnded) and last.finished and whole else None
 
 
 def verify_results(run: RunDir) -> None:
@@ -166,13 +187,13 @@ def require_not_of_a_run(file: Path) -> None:
     """A ResourceError when a requested output would replace a file of a run."""
     run = RunDir(file.parent)
     if is_run(run) and file.name in {p.name for p in (*run.files, run.journal_file)}:
-        raise ResourceError("is a file of a run", where=str(file), fix="Give another name.")
+        raise ResourceError("is a file of a run", where=str(file), fix="Choose a different name.")
 
 
 def is_run(run: RunDir) -> bool:
     """Return whether tunesmith started a run here, even if it was killed before its first event or is damaged."""
     locks = (run.lock_file, run.path / BEST_OPTIONS.parent / run.lock_file.name)
-    if any(map(is_lock, locks)) or any(is_sealed(folder) for folder in (*run.checkpoints(), run.best)):
+    if any(map(is_lock, locks)) or any(has_manifest(folder) for folder in (*run.checkpoints(), run.best)):
         return True
     return is_journal(run.journal_file) and run.journal_file.stat().st_size > 0
 
@@ -180,15 +201,15 @@ def is_run(run: RunDir) -> bool:
 def is_foreign(run: RunDir, path: Path) -> bool:
     """Return whether something that a run did not write has one of its names."""
     if path in run.folders or _CHECKPOINT.fullmatch(path.name):
-        return not is_sealed(path)
+        return not has_manifest(path)
     if path == run.journal_file:
         return not is_journal(path)
     return path in (run.lock_file, *run.files) and kind_of(path) != "a file"
 
 
 def _is_debris(run: RunDir, path: Path) -> bool:
-    """What a start leaves that was killed before its first file."""
-    return kind_of(path) == "a file" and (path == run.lock_file or is_leftover(path.name))
+    """What a start leaves that was killed before its first file, and the files of operating systems."""
+    return kind_of(path) == "a file" and (path == run.lock_file or path.name in SYSTEM_FILES or is_leftover(path.name))
 
 
 def _require_apart(output: Path, inputs: Mapping[str, str | None]) -> None:
@@ -244,7 +265,7 @@ def _read(file: Path, shapes: dict[str, Any]) -> dict[str, Any]:
     except BadFile as error:
         raise _damage(file, str(error)) from None
     if not isinstance(data, dict):
-        raise _damage(file, "does not hold an object")
+        raise _damage(file, "is not a JSON object")
     _check(file, "", data, shapes)
     return data
 
@@ -269,3 +290,82 @@ def _check(file: Path, name: str, value: Any, shape: Any) -> None:
 
 def _damage(file: Path, problem: str) -> CheckpointError:
     return CheckpointError(problem, where=str(file), fix="Restore it from a copy, or delete it.")
+
+
+# The environment of this process
+
+
+PACKAGES = "tunesmith torch transformers accelerate datasets tokenizers safetensors numpy pyarrow"
+_FIX = (
+    "Start it with torchrun or accelerate launch, which set these variables, or unset RANK, LOCAL_RANK and WORLD_SIZE."
+)
+
+
+def package_versions() -> dict[str, str | None]:
+    """Installed versions of the packages a result depends on; None where one is missing."""
+    return {name: _version_of(name) for name in PACKAGES.split()}
+
+
+@cache
+def _version_of(name: str) -> str | None:
+    """Read once in a process: a package's metadata is a file of up to 50 kB."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def describe_environment() -> dict[str, Any]:
+    """A JSON-ready description of this process's surroundings."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "packages": package_versions(),
+        "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
+        "folder": os.getcwd(),
+        "commit": current_commit(),
+    }
+
+
+def current_commit(folder: Path | None = None) -> str | None:
+    """Return the commit that is checked out; None outside of git. `rev-parse` runs nothing that a repository configures."""
+    words = ["git", "-C", str(folder or Path.cwd()), "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process is rank `rank` of `world`."""
+
+    rank: int
+    world: int
+
+
+def read_launch(environ: Mapping[str, str] | None = None) -> Launch:
+    """Rank and number of ranks; 0 of 1 without a launcher. A ConfigError for variables that make no sense together."""
+    given = os.environ if environ is None else environ
+    world = _number(given, "WORLD_SIZE", 1, low=1)
+    rank = _number(given, "RANK", 0)
+    _number(given, "LOCAL_RANK", 0)
+    _number(given, "MASTER_PORT", 0, high=65535)
+    if rank >= world:
+        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {given.get('WORLD_SIZE', 'not set')}", fix=_FIX)
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not given.get(name)]
+    if world > 1 and missing:
+        raise ConfigError(f"WORLD_SIZE is {world}, but {', '.join(missing)} is not set", fix=_FIX)
+    return Launch(rank, world)
+
+
+def _number(given: Mapping[str, str], name: str, default: int, *, low: int = 0, high: int = 1_000_000) -> int:
+    text = given.get(name, "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and low <= int(text) <= high):
+        raise ConfigError(f"the variable {name} is {text[:60]!r}, not a number from {low}", fix=_FIX)
+    return int(text)

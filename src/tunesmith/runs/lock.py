@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunesmith.errors import ResourceError
-from tunesmith.files import parse_json
-from tunesmith.runs.writing import disk_error, in_the_way, open_in_place
+from tunesmith.files import disk_error, in_the_way, open_in_place, parse_json
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class RunLock:
                 raise ResourceError(
                     f"is in use by {holder or 'another process'}",
                     where=str(self.file.parent),
-                    fix="Wait for it, stop it, or give another --output_dir.",
+                    fix="Wait for it, stop it, or set a different --output_dir.",
                 ) from None
             except OSError as error:
                 reason = error.strerror

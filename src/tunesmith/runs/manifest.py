@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
-from tunesmith.files import MAX_JSON_BYTES, read_plain
-from tunesmith.runs.environment import fault_point
-from tunesmith.runs.writing import (
+from tunesmith.files import (
+    MAX_JSON_BYTES,
     TMP_PREFIX,
     disk_error,
+    fault_point,
     fsync_path,
     hash_file,
     in_the_way,
     kind_of,
+    read_plain,
     write_new,
 )
 
@@ -46,13 +47,13 @@ _LEFTOVER = re.compile(
 """Exactly the names this package writes: an output_dir may hold other people's files."""
 
 
-def write_sealed(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any], *, bytes_needed: int = 0) -> None:
+def publish_folder(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any], *, bytes_needed: int = 0) -> None:
     """Publishes a folder that `fill` writes. On any failure `target` is as it was and nothing is left behind.
 
     `fill` may give the sha256 of files it knows, or will know ({name: hex or a future of it}): those are not read again.
     """
     tmp = _aside(target)
-    require_sealed(target)
+    require_own_target(target)
     try:
         require_space(target.parent, bytes_needed)
         remove_tree(tmp)
@@ -60,7 +61,7 @@ def write_sealed(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any]
         fault_point("save.begin")
         known = fill(tmp)
         fault_point("save.filled")
-        seal(tmp, meta, known if isinstance(known, dict) else {})
+        write_manifest(tmp, meta, known if isinstance(known, dict) else {})
         fault_point("save.sealed")
         _publish(tmp, target)
     except BaseException as error:
@@ -94,7 +95,7 @@ def _publish(tmp: Path, target: Path) -> None:
         remove_tree(old)
 
 
-def is_sealed(folder: Path) -> bool:
+def has_manifest(folder: Path) -> bool:
     """Whether we wrote this folder, intact or damaged: a real folder with our manifest, or one that no longer is JSON."""
     if kind_of(folder) != "a folder":
         return False
@@ -107,9 +108,9 @@ def is_sealed(folder: Path) -> bool:
     return isinstance(manifest, dict) and {"self", "files"} <= manifest.keys()
 
 
-def require_sealed(target: Path) -> None:
+def require_own_target(target: Path) -> None:
     """A ResourceError when something that we did not write stands where a folder is to be published."""
-    if kind_of(target) is not None and not is_sealed(target):
+    if kind_of(target) is not None and not has_manifest(target):
         raise in_the_way(target, "was not written by tunesmith, so it is not replaced")
 
 
@@ -151,7 +152,7 @@ def require_space(folder: Path, bytes_needed: int) -> None:
         raise ResourceError(
             f"{bytes_needed / 1e6:.1f} MB are needed and {free / 1e6:.1f} MB are free",
             where=str(folder),
-            fix="Free some space, or put --output_dir on another disk; then give the same command again.",
+            fix="Free some space, or put --output_dir on another disk; then run the same command again.",
         )
 
 
@@ -232,7 +233,7 @@ def sweep(parent: Path) -> list[str]:
 
 def retire(folder: Path) -> None:
     """Renames a folder and deletes it, so that it is never half deleted under its own name."""
-    extra = strays(folder) if is_sealed(folder) else ["it"]
+    extra = strays(folder) if has_manifest(folder) else ["it"]
     if extra:
         log.warning("%s is kept: %s was not written by tunesmith", folder, ", ".join(extra[:3]))
         return
@@ -253,7 +254,7 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def seal(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]) -> None:
+def write_manifest(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]) -> None:
     """Hashes and fsyncs every file, then writes the manifest last.
 
     Threads hash while this one waits for the disk: all that changes the folder happens in one thread, in a fixed order.

@@ -1,7 +1,10 @@
 """Apply exact speedups to a model: packing, first token only, fused layers, CUDA graphs, restricted vocabulary.
 
-`apply_speedups` returns a `Speedups` object. The training loop passes it around: `verify.ready` compares it with the plain step,
-`step` uses it inside a step, and `Speedups.close` gives the plain model back.
+The interface of all speedups:
+- `apply_speedups` changes the model and returns a `Speedups` object, which the training loop passes around;
+- `verify.ready` compares it with the plain step before the first one, and switches off what differs;
+- `Speedups.replay`, `after_update` and `free_memory` do its work inside a step;
+- `Speedups.close` gives the plain model back.
 """
 
 from __future__ import annotations
@@ -16,23 +19,32 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.data.batches import Batch, Collate, Padding
-from tunesmith.data.tokens import TokenRows
+from tunesmith.data.batches import Batch, Collate, Padding, TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import hook_tables, is_watched, why_not
 from tunesmith.models.load import compute_row
 from tunesmith.speedups.cuda_graphs import StepGraphs, bucketed, is_too_wide, why_not_captured
-from tunesmith.speedups.determinism import SteadyTables
-from tunesmith.speedups.first_token import enable_first_token_only, why_not_first_token
-from tunesmith.speedups.packing import FILLER, Packing, collated, enable_padding_free, is_packed
-from tunesmith.speedups.vocabulary import VocabularyCut, why_not_restricted
-from tunesmith.training.distributed import Precision, Runtime
+from tunesmith.speedups.determinism import DeterministicEmbeddings
+from tunesmith.speedups.packing import (
+    FILLER,
+    Packing,
+    collated,
+    enable_first_token_only,
+    enable_padding_free,
+    is_packed,
+    why_not_first_token,
+)
+from tunesmith.speedups.vocabulary import RestrictedVocabulary, why_not_restricted
 
 if TYPE_CHECKING:
-    from tunesmith.data.tokens import Sampling
-    from tunesmith.speedups.fused import FusedStack
+    from collections.abc import Callable, Hashable
 
-Wish = Literal["auto", "on", "off"]
+    from tunesmith.data.batches import Sampling, Window
+    from tunesmith.speedups.cuda_graphs import Body
+    from tunesmith.speedups.fused import FusedStack
+    from tunesmith.training.distributed import Precision, Runtime
+
+Setting = Literal["auto", "on", "off"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ON_A_GPU = ("fused_layers", "cuda_graphs")
 """Not reported on a CPU."""
@@ -46,7 +58,7 @@ class Speedups:
     padding: Padding
     train_collate: Collate
     collate: Collate
-    cut: VocabularyCut | None
+    vocabulary: RestrictedVocabulary | None
     on: tuple[str, ...]
     notes: tuple[str, ...]
     parts: dict[str, Any]
@@ -67,7 +79,7 @@ class Speedups:
 
     def whole(self) -> AbstractContextManager[None]:
         """Give the model its whole vocabulary inside this context."""
-        return nullcontext() if self.cut is None else self.cut.whole()
+        return nullcontext() if self.vocabulary is None else self.vocabulary.whole()
 
     def why_not(self, name: str) -> str | None:
         """Why a speedup no longer fits the model, after the model was changed; None if it fits."""
@@ -108,11 +120,11 @@ class Speedups:
         if name == "length_buckets":
             self.train_collate = self.padding
 
-    def forget_cut(self) -> None:
+    def forget_vocabulary(self) -> None:
         """Train the whole vocabulary from now on. The model already has its whole table."""
         self.dropped.add("restrict_vocabulary")
         self.parts.pop("restrict_vocabulary", None)
-        self.cut = None
+        self.vocabulary = None
 
     def adapted(self, batch: Batch) -> Batch:
         """Return the micro-batch in the form that the model accepts now."""
@@ -120,13 +132,30 @@ class Speedups:
         unfit = packed if "padding_free" in self.dropped else "length_buckets" in self.dropped and is_too_wide(batch)
         return collated(batch, self.padding) if unfit else batch
 
+    def replay(
+        self, window: Window, rate: float, factor: float, body: Body, fingerprint: Callable[[], Hashable | None]
+    ) -> torch.Tensor | None:
+        """Return the numbers of a step that is replayed as a CUDA graph; None if the caller has to run it."""
+        if self.graphs is None:
+            return None
+        return self.graphs.run(window.micro_batches, rate, factor, body, fingerprint())
+
+    def after_update(self, rate: float | torch.Tensor, weight_decay: float, skip: torch.Tensor) -> None:
+        """Apply weight decay to the embedding rows that are not trained, as the update does for the others."""
+        if self.vocabulary is not None:
+            self.vocabulary.decay(1.0 - rate * weight_decay * (1.0 - skip.double()))
+
+    def free_memory(self) -> bool:
+        """Free memory that only makes steps faster; return whether there was any."""
+        return self.graphs is not None and self.graphs.let_go()
+
     def close(self) -> None:
         """Give the plain model back, and free the memory of CUDA graphs."""
         if self.graphs is not None:
             self.graphs.close()
-        if self.cut is not None:
+        if self.vocabulary is not None:
             self.parts.pop("restrict_vocabulary").restore()
-            self.cut = None
+            self.vocabulary = None
         while self.parts:
             self.parts.popitem()[1].disable()
 
@@ -139,11 +168,11 @@ def apply_speedups(
     device: torch.device,
     world: int = 1,
     precision: Precision = "no",
-    pack_rows: Wish = "auto",
-    first_token_only: Wish = "auto",
-    restrict_vocabulary: Wish = "auto",
-    fused_layers: Wish = "auto",
-    cuda_graphs: Wish = "auto",
+    pack_rows: Setting = "auto",
+    first_token_only: Setting = "auto",
+    restrict_vocabulary: Setting = "auto",
+    fused_layers: Setting = "auto",
+    cuda_graphs: Setting = "auto",
     longest: int | None = None,
 ) -> Speedups:
     """Apply every speedup that the model supports and the options allow. Call it before you create the optimizer.
@@ -162,7 +191,7 @@ def apply_speedups(
     if _wanted("cls_only_last_layer", first_token_only, whole, notes):
         applied["cls_only_last_layer"] = enable_first_token_only(model)
         on.append("first token only in the last layer")
-    packed, fused, graphs, cut = "padding_free" in applied, None, None, None
+    packed, fused, graphs, vocabulary = "padding_free" in applied, None, None, None
     if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
         applied["fused_layers"] = fused = _fuse(model, precision, first_token_only="cls_only_last_layer" in applied)
         on.append("fused layers")
@@ -171,14 +200,15 @@ def apply_speedups(
         graphs = StepGraphs(device, before=None if fused is None else fused.refresh_if_changed, padded=not packed)
         on.append("CUDA graphs")
     shaped = collate if graphs is None else _shaped(collate, fused, rows, longest, applied)
-    whole = _no_cut(model, rows, restrict_vocabulary)
+    whole = _why_whole_vocabulary(model, rows, restrict_vocabulary)
     if rows is not None and _wanted("restrict_vocabulary", restrict_vocabulary, whole, notes):
-        applied["restrict_vocabulary"] = cut = VocabularyCut.apply(model, _ids_of_batches(model, rows, padding))
-        on.append(f"vocabulary of {len(cut.ids)} of {cut.size} tokens")
+        vocabulary = RestrictedVocabulary.apply(model, _ids_of_batches(model, rows, padding))
+        applied["restrict_vocabulary"] = vocabulary
+        on.append(f"vocabulary of {len(vocabulary.ids)} of {vocabulary.size} tokens")
     if packed and device.type == "cuda":
-        applied["steady_tables"] = SteadyTables(model)
+        applied["deterministic_embeddings"] = DeterministicEmbeddings(model)
     reported = tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))
-    return Speedups(model, padding, shaped, collate, cut, tuple(on), reported, applied, graphs, fused)
+    return Speedups(model, padding, shaped, collate, vocabulary, tuple(on), reported, applied, graphs, fused)
 
 
 def _why_padded(model: nn.Module, padding: Padding) -> str | None:
@@ -240,7 +270,7 @@ def _no_graphs(device: torch.device, world: int, unknown: str | None) -> str | N
     return "several ranks exchange gradients inside the step" if world > 1 else unknown
 
 
-def _no_cut(model: nn.Module, rows: TokenRows | None, wish: Wish) -> str | None:
+def _why_whole_vocabulary(model: nn.Module, rows: TokenRows | None, setting: Setting) -> str | None:
     reason = why_not_restricted(model)
     if reason is None and is_watched(hook_tables(model.modules())):
         reason = "hooks listen to its modules"
@@ -250,17 +280,17 @@ def _no_cut(model: nn.Module, rows: TokenRows | None, wish: Wish) -> str | None:
     if not embedding.weight.requires_grad:
         return "the embeddings are frozen"
     used = len(rows.used_ids(embedding.num_embeddings))
-    pays = used < 0.9 * embedding.num_embeddings or wish == "on"
+    pays = used < 0.9 * embedding.num_embeddings or setting == "on"
     return None if pays else "the data uses nearly the whole vocabulary"
 
 
-def _wanted(name: str, wish: Wish, reason: str | None, notes: list[str]) -> bool:
+def _wanted(name: str, setting: Setting, reason: str | None, notes: list[str]) -> bool:
     """Return whether to apply the speedup. An unsupported one is an error if the user set "on", else a note."""
-    if wish == "off":
+    if setting == "off":
         return False
     if reason is None:
         return True
-    if wish == "on":
+    if setting == "on":
         raise ConfigError(f"--{name} on is not possible: {reason}")
     notes.append(f"{name} is off: {reason}")
     return False

@@ -253,7 +253,7 @@ def why_not_captured(model: nn.Module) -> str | None:
     which ends the capture, or it draws on the host, which `no_host_randomness` notices.
     """
     if not type(model).__module__.startswith("transformers.models."):
-        return f"{type(model).__name__} is not a class of transformers, and may do on the host what a replay would leave out"
+        return f"{type(model).__name__} is not a class of transformers, and may do work on the host that a replay would skip"
     if getattr(model, "is_gradient_checkpointing", False):
         return "gradient checkpointing repeats layers"
     return why_not_original(model, ())

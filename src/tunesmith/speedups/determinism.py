@@ -17,7 +17,7 @@ from torch import nn
 from tunesmith.models.families import is_compiled
 
 
-class SteadyEmbedding(nn.Embedding):
+class DeterministicEmbedding(nn.Embedding):
     """`nn.Embedding` whose gradient is that of `look_up`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -26,7 +26,7 @@ class SteadyEmbedding(nn.Embedding):
         return look_up(self.weight, input, self.padding_idx)
 
 
-class SteadyTables:
+class DeterministicEmbeddings:
     """The embeddings of one model with a deterministic gradient. `disable` leaves the model as it was."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,7 +39,7 @@ class SteadyTables:
         if not is_compiled(self._model):
             self._swapped = [module for module in self._model.modules() if type(module) is nn.Embedding]
         for module in self._swapped:
-            module.__class__ = SteadyEmbedding
+            module.__class__ = DeterministicEmbedding
 
     def disable(self) -> None:
         """Give every module its own class back."""

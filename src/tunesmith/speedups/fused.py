@@ -206,7 +206,7 @@ class FusedStack:
         """Copies as the weights are now; one seed for each call that drops values."""
         if self.kept_fresh:
             self.refresh_if_changed()
-        else:  # copied anew each time: a write through `.data` leaves no sign
+        else:  # copied again each time: a write through `.data` leaves no sign
             self._refresh()
         # From torch's generator, which is seeded for the step: dropout is a function of the step.
         return torch.randint(2**62, (calls,), device=device) if self._stack.training else self._targets[0]
@@ -442,7 +442,7 @@ class FusedModern(FusedStack):
 
     def _run(self, residual: torch.Tensor, layout: Layout, angles: dict[str, Angles]) -> torch.Tensor:
         seeds = self._prepare(3 * len(self._layers), residual.device)
-        x = residual.to(self.dtype)  # the first layer has no norm of its own before its attention
+        x = residual.to(self.dtype)  # the first layer has no norm before its attention
         following = [*(layer.attn_norm for layer in self._stack.layers[1:]), self._stack.final_norm]
         for number, (copies, norm) in enumerate(zip(self._layers, following, strict=True)):
             last = number == len(self._layers) - 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +9,6 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from tunesmith.models.families import is_hooked
 from tunesmith.speedups.packing import Layout, attend_packed, binding
 from tunesmith.training.distributed import has_triton
 
@@ -49,59 +46,6 @@ def sum_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.mm(ones(x.shape[0], x).unsqueeze(0), flat, out_dtype=torch.float32).view(x.shape[1:])
 
 
-def nobody_looks(parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether the gradients of these parameters are first looked at after the backward pass.
-
-    Hooks see them earlier, DDP's among them, and a second micro-batch adds to those of the first.
-    """
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
-        return False
-    return not any(p.grad is not None or is_hooked(p) for p in parameters)
-
-
-class SideStream:
-    """Gradients of weights on a second stream: nothing waits for them before the update, and small products leave room.
-
-    Not for batches of any size: memory that the second stream reads is not used again before it is done.
-    """
-
-    MOST_TOKENS = 16384
-    """On an H200 3% of a step of BERT-base at 64 rows and up to 2% at 256 (13,824 tokens), with the same bits."""
-
-    def __init__(self) -> None:
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._joined: dict[torch.device, int] = {}
-
-    @contextmanager
-    def after(self, *inputs: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Inside, kernels overlap with those that follow, once the inputs are there."""
-        device = inputs[0].device
-        if device.type != "cuda" or inputs[0].shape[0] > self.MOST_TOKENS or not nobody_looks(parameters):
-            yield
-            return
-        side = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        backward = torch._C._current_graph_task_id()
-        if self._joined.get(device) != backward:  # by its number: one that broke off never came to its end
-            self._joined[device] = backward
-            # At the end of any backward pass: the gradients are there for all that follows.
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._join(device))
-        for tensor in inputs:
-            tensor.record_stream(side)
-        with torch.cuda.stream(side):
-            yield
-
-    def _join(self, device: torch.device) -> None:
-        torch.cuda.current_stream(device).wait_stream(self._streams[device])
-
-
-side_stream = SideStream()
-
-
 class _CopiedLinear(torch.autograd.Function):
     """x @ weight.T (+ bias) through copies in the type of `x`; gradients go to the parameters they are copies of."""
 
@@ -110,7 +54,6 @@ class _CopiedLinear(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *parameters: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.parameters = parameters
         ctx.sizes = [p.shape[0] for p in parameters if p.dim() == 2]
         ctx.with_bias = bias is not None
         return x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
@@ -122,11 +65,10 @@ class _CopiedLinear(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         grads: list[torch.Tensor | None] = [None] * (len(wanted) - 3)
         count = len(ctx.sizes)
-        with side_stream.after(d_out, x, parameters=ctx.parameters):
-            if any(wanted[3 : 3 + count]):
-                grads[:count] = weight_gradient(d_out, x).split_with_sizes(ctx.sizes)
-            if ctx.with_bias and any(wanted[3 + count :]):
-                grads[count:] = sum_rows(d_out).split_with_sizes(ctx.sizes)
+        if any(wanted[3 : 3 + count]):
+            grads[:count] = weight_gradient(d_out, x).split_with_sizes(ctx.sizes)
+        if ctx.with_bias and any(wanted[3 + count :]):
+            grads[count:] = sum_rows(d_out).split_with_sizes(ctx.sizes)
         d_x = d_out @ weight if wanted[0] else None
         return (d_x, None, None, *(g if need else None for g, need in zip(grads, wanted[3:], strict=True)))
 
@@ -145,7 +87,6 @@ class _GeluLinear(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor, parameter: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(x, bias, weight)
-        ctx.parameter = parameter
         if x.device.type == "cuda" and has_triton():
             from tunesmith.speedups.kernels.layers import bias_gelu_forward
 
@@ -166,9 +107,8 @@ class _GeluLinear(torch.autograd.Function):
             active = functional.gelu(value)
             d_x = sums = torch.ops.aten.gelu_backward(d_active, value)
         _, bias_too, _, weight_too = ctx.needs_input_grad
-        with side_stream.after(d_out, active, sums, parameters=(bias, ctx.parameter)):
-            d_bias = sum_rows(sums) if bias_too else None
-            d_weight = weight_gradient(d_out, active) if weight_too else None
+        d_bias = sum_rows(sums) if bias_too else None
+        d_weight = weight_gradient(d_out, active) if weight_too else None
         return d_x, d_bias, None, d_weight
 
 
@@ -196,7 +136,6 @@ class _AddNorm(torch.autograd.Function):
         )
         ctx.save_for_backward(unit, gamma, rstd, seeds)
         ctx.drop, ctx.call = drop, call
-        ctx.parameters = (bias, gamma, beta)
         return out if copy is out else (out, copy)
 
     @staticmethod
@@ -207,8 +146,7 @@ class _AddNorm(torch.autograd.Function):
         unit, gamma, rstd, seeds = ctx.saved_tensors
         given = d_out.contiguous(), None if d_copy is None else d_copy.contiguous()
         d_h, d_residual, sums = add_norm_backward(*given, unit, gamma, rstd, drop=ctx.drop, seeds=seeds, call=ctx.call)
-        with side_stream.after(sums, parameters=ctx.parameters):
-            d_gamma, d_beta, d_bias = sum_rows(sums).unbind(0)
+        d_gamma, d_beta, d_bias = sum_rows(sums).unbind(0)
         wanted = ctx.needs_input_grad
         some = [
             d if need else None for d, need in zip((d_bias, d_gamma, d_beta), (wanted[1], *wanted[3:5]), strict=True)
@@ -248,7 +186,6 @@ class _SumNorm(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(unit, gamma, rstd, seeds)
         ctx.options = {"drop": drop, "call": call, "stored": residual.dtype, "with_beta": beta is not None}
-        ctx.parameters = (gamma,) if beta is None else (gamma, beta)
         return (total, out) if with_total else out
 
     @staticmethod
@@ -263,8 +200,7 @@ class _SumNorm(torch.autograd.Function):
         )
         d_gamma = d_beta = None
         if any(ctx.needs_input_grad[2:4]):
-            with side_stream.after(sums, parameters=ctx.parameters):
-                d_gamma, *rest = sum_rows(sums).unbind(0)
+            d_gamma, *rest = sum_rows(sums).unbind(0)
             d_gamma = d_gamma if ctx.needs_input_grad[2] else None
             d_beta = rest[0] if ctx.needs_input_grad[3] else None
         return d_h, d_residual, d_gamma, d_beta, None, None, None, None, None, None, None
@@ -294,7 +230,7 @@ class _GegluLinear(torch.autograd.Function):
         from tunesmith.speedups.kernels.layers import geglu_forward
 
         ctx.save_for_backward(x, weight, seeds)
-        ctx.parameter, ctx.options = parameter, {"drop": drop, "call": call}
+        ctx.options = {"drop": drop, "call": call}
         return geglu_forward(x, seeds=seeds, **ctx.options) @ weight.t()
 
     @staticmethod
@@ -306,8 +242,7 @@ class _GegluLinear(torch.autograd.Function):
         active, d_x = geglu_backward(d_out @ weight, x, seeds=seeds, **ctx.options)
         d_weight = None
         if ctx.needs_input_grad[2]:
-            with side_stream.after(d_out, active, parameters=(ctx.parameter,)):
-                d_weight = weight_gradient(d_out, active)
+            d_weight = weight_gradient(d_out, active)
         return d_x, None, d_weight, None, None, None
 
 

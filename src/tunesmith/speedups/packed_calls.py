@@ -1,7 +1,9 @@
 """Packing inside ordinary calls of a model: `model(input_ids=..., attention_mask=...)` computes real tokens only.
 
-The caller keeps its collator, sampler, loss and loop. Inside `PackedCalls.active()` a call of the model packs its padded batch
-by the attention mask and returns the same logits. The model is plain at any other time.
+The caller keeps its collator, sampler, loss and loop. Inside `PackedCalls.active()` padded batches are packed by their attention
+mask: in calls of a classifier that we know, or in the calls of `BertModel` and the like inside any other model (a class of the
+user's, token classification, LoRA), which then gets the padded shape back, with zeros for padding. The first call is compared
+with the plain model. The model is plain at any other time.
 """
 
 from __future__ import annotations
@@ -10,41 +12,44 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from tunesmith.errors import short_text
-from tunesmith.models.families import FAMILIES, hook_tables, is_watched, why_not
-from tunesmith.speedups.first_token import enable_first_token_only, why_not_first_token
-from tunesmith.speedups.packing import Packing, enable_padding_free
-from tunesmith.speedups.verify import Gradients, difference, half_difference, nothing_left_behind
+from tunesmith.models.families import (
+    anatomy_of,
+    hook_tables,
+    is_watched,
+    known_encoders,
+    why_not,
+    why_not_encoder,
+)
+from tunesmith.speedups.packing import FirstTokenOnly, Packing, PaddingFree, why_not_first_token
+from tunesmith.speedups.verify import (
+    ROWS,
+    Gradients,
+    failure,
+    judge_by,
+    nothing_left_behind,
+    spread_by_length,
+)
 
-PACKING, FIRST_TOKEN = "packing", "first-token-only last layer"
-ROWS = 4
-"""Number of rows that the comparison with the plain model uses."""
+PACKING, FIRST_TOKEN, IN_EVALUATION = "packing", "first-token-only last layer", "packing in evaluation"
+MOST_FILLED = 0.9
+"""An encoder's batch with a larger share of real tokens stays padded: packing costs more than it saves."""
 _PLAIN_ONLY = (
     "inputs_embeds",
     "position_ids",
     "head_mask",
+    "encoder_hidden_states",
     "output_hidden_states",
     "output_attentions",
     "past_key_values",
 )
 """Arguments of a call that need the padded batch."""
-_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError, KeyError)
-
-
-def why_not_packed(model: nn.Module) -> str | None:
-    """Return the reason why calls of this model are not packed; None if they can be."""
-    with own_forward(model):
-        reason = why_not(model)
-    if reason is None and getattr(model, "is_gradient_checkpointing", False):
-        return "gradient checkpointing repeats layers"
-    return reason
 
 
 @contextmanager
@@ -58,10 +63,128 @@ def own_forward(model: nn.Module) -> Iterator[None]:
             vars(model)["forward"] = wrapper
 
 
-class PackedCalls:
-    """Packs the batches of one model while it is active, after a comparison with the plain model on the first batch."""
+class PackedModule:
+    """One module whose calls can be packed: a classifier that we know, or an encoder `inside` another model."""
 
-    def __init__(self, model: nn.Module, *, half: bool = False) -> None:
+    def __init__(self, module: nn.Module, owner: PackedCalls, *, inside: bool) -> None:
+        self.module, self.inside, self.forced = module, inside, False
+        self._owner, self._anatomy = owner, anatomy_of(module)
+        self._places, self._shape = torch.zeros(0), (0, 0)
+        self._under_way = False
+        self._ends_here = inside and (self._anatomy.family.relative or self._anatomy.stack is module)
+        """Whether the packed output is that of the module itself, which `after` puts back."""
+        free = PaddingFree(module, (_keep if self._ends_here else self._put_back) if inside else None)
+        self.parts: list[Any] = [free]
+        self._packing = Packing(free.first_position, free.keys, free.skipped_id)
+        if not inside and why_not_first_token(module) is None:
+            self.parts.append(FirstTokenOnly(module))
+        self.disable()
+        self._names = list(inspect.signature(type(module).forward).parameters)[1:]
+
+    def enable(self) -> None:
+        """Let the module take packed batches."""
+        for part in self.parts:
+            part.enable()
+
+    def disable(self) -> None:
+        """Make the module plain."""
+        for part in reversed(self.parts):
+            part.disable()
+        if self._anatomy.family.relative:
+            from tunesmith.speedups.relative import context_of
+
+            context = context_of(self.module)
+            context.layout = context.all_tokens = None
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name."""
+        return dict(zip(self._names, args, strict=False)) | kwargs
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replace the padded batch of a call by a packed one; None leaves the call as it is."""
+        if len(args) > len(self._names):
+            return None
+        given = self.named(args, kwargs)
+        if self.lengths_of(given) is None or not (self.forced or self._owner.may_pack()):
+            return None
+        packed = self.pack(given)  # after the comparison in `may_pack`, which packs other batches
+        self.enable()
+        self._under_way = True
+        return (), self.begin(packed)
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """End a packed call."""
+        if not self._under_way:
+            return None
+        self._under_way = False
+        self.disable()
+        return self._put_back(module, args, {}, output) if self._ends_here and output is not None else None
+
+    def begin(self, packed: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a packed call for hooks that came too late for it: those of `enable`."""
+        tokens = packed["input_ids"].shape[1]
+        if self._anatomy.family.relative:
+            from tunesmith.speedups.relative import context_of
+
+            context_of(self.module).layout = packed.pop("layout")
+            if self.inside:
+                packed["attention_mask"] = torch.ones((1, 1, 1, tokens), device=packed["input_ids"].device)
+        elif self._anatomy.stack is self.module:
+            packed["attention_mask"] = {"full_attention": None, "sliding_attention": None}
+        return packed
+
+    def lengths_of(self, given: Mapping[str, Any]) -> NDArray[np.int64] | None:
+        """Return the tokens of each row; None if the batch has to stay padded."""
+        ids, mask = given.get("input_ids"), given.get("attention_mask")
+        if any(given.get(name) is not None for name in _PLAIN_ONLY):
+            return None
+        if not (isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor)) or ids.ndim != 2:
+            return None
+        if mask.shape != ids.shape or not len(ids):
+            return None
+        kept = mask.cpu().numpy() != 0
+        lengths: NDArray[np.int64] = kept.sum(axis=1)
+        if lengths.min() == 0 or not np.array_equal(kept, np.arange(kept.shape[1]) < lengths[:, None]):
+            return None  # padded on the left, or with gaps: positions depend on the padding
+        return None if self.inside and lengths.sum() > MOST_FILLED * kept.size else lengths
+
+    def pack(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the call with a packed batch."""
+        ids, lengths = given["input_ids"], self.lengths_of(given)
+        if lengths is None:
+            raise ValueError("the batch cannot be packed")
+        if self.inside:
+            order, columns = np.argsort(lengths, kind="stable"), np.arange(ids.shape[1])  # the order of `Packing`
+            places = (columns + order[:, None] * len(columns))[columns < lengths[order, None]]
+            self._places, self._shape = torch.from_numpy(places).to(ids.device), tuple(ids.shape)
+        tokens = {"input_ids": _without_padding(ids, lengths)}
+        if self._anatomy.family.segments:
+            segments = given.get("token_type_ids")
+            segments = torch.zeros_like(ids) if segments is None else segments
+            tokens["token_type_ids"] = _without_padding(segments, lengths)
+        rest = {k: v for k, v in given.items() if k not in ("input_ids", "attention_mask", "token_type_ids")}
+        packed = self._packing(tokens)
+        return rest | {k: v.to(ids.device, non_blocking=True) for k, v in packed.items()}
+
+    def _put_back(self, stack: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        """Return the output in the shape of the padded batch, with zeros for padding."""
+        hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output.last_hidden_state
+        rows, width = self._shape
+        flat = hidden.new_zeros(rows * width, hidden.shape[-1]).index_copy(0, self._places, hidden[0])
+        padded = flat.view(rows, width, hidden.shape[-1])
+        if isinstance(output, tuple):
+            return padded, *output[1:]
+        output.last_hidden_state = padded
+        return output
+
+
+class PackedCalls:
+    """Packs the batches of one model while it is active, after a comparison with the plain model on the first batch.
+
+    `only_loss`: the caller reads nothing but the model's own loss while it trains, so outputs for padding may differ.
+    """
+
+    def __init__(self, model: nn.Module, *, half: bool = False, only_loss: bool = False) -> None:
         self.model = model
         self.on: tuple[str, ...] = ()
         """Names of the speedups in use."""
@@ -69,173 +192,206 @@ class PackedCalls:
         """Name of each speedup that is not in use -> reason."""
         self.dropped: str | None = None
         """How the packed model differed from the plain one on the first batch, once."""
-        self._half, self._parts, self._hooks = half, list[Any](), list[Any]()
-        self._packing: Packing | None = None
-        self._proved: dict[bool, Any] = {}
-        self._busy = False
-        reason = why_not_packed(model)
-        if reason is not None:
-            self.off = {PACKING: reason}
+        self.busy = False
+        """Whether the comparison is under way."""
+        self._half, self._only_loss = half, only_loss
+        self._hooks: list[Any] = []
+        self._call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._checked: dict[bool, tuple[Any, str | None]] = {}
+        """Whether gradients are enabled -> (mark of the model, how packing differed)."""
+        self._packed = self._choose_modules()
+        if not self._packed:
             return
-        free = enable_padding_free(model)
-        self._family = FAMILIES[str(model.config.model_type)]  # type: ignore[union-attr]
-        self._packing = Packing(free.first_position, free.keys, free.skipped_id)
-        self._parts, self.on = [free], (PACKING,)
-        reason = why_not_first_token(model)
-        if reason is None:
-            self._parts.append(enable_first_token_only(model))
+        self.on = (PACKING,)
+        if len(self._packed[0].parts) > 1:
             self.on = (PACKING, FIRST_TOKEN)
-        else:
-            self.off = {FIRST_TOKEN: reason}
-        self._disable()
-        self._names = list(inspect.signature(type(model).forward).parameters)[1:]
+        elif not self._packed[0].inside:
+            self.off = {FIRST_TOKEN: str(why_not_first_token(model))}
+
+    def _choose_modules(self) -> list[PackedModule]:
+        with own_forward(self.model):
+            reason = why_not(self.model)
+        if getattr(self.model, "is_gradient_checkpointing", False):
+            reason = "gradient checkpointing repeats layers"
+        elif self._half or next(self.model.parameters()).device.type != "cpu":
+            # rounding differs, and nobody compared the speed: only what is known as a whole is packed
+            relative = reason is None and anatomy_of(self.model).family.relative
+            reason = "its attention is packed in float32 on a CPU only" if relative else reason
+            if reason is not None:
+                self.off = {PACKING: reason}
+                return []
+        if reason is None:
+            return [PackedModule(self.model, self, inside=False)]
+        encoders = {encoder: why_not_encoder(encoder) for encoder in known_encoders(self.model)}
+        found = [PackedModule(encoder, self, inside=True) for encoder, why in encoders.items() if why is None]
+        if not found:
+            self.off = {PACKING: next((why for why in encoders.values() if why), reason)}
+        return found
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Pack calls of the model inside this block."""
-        if self._packing is None or self._hooks:
+        if not self._packed or self._hooks:
             yield
             return
-        self._hooks = [
-            self.model.register_forward_pre_hook(self._before, with_kwargs=True),
-            self.model.register_forward_hook(self._after, always_call=True),
-        ]
+        self._hooks = [self.model.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        for packed in self._packed:
+            self._hooks.append(packed.module.register_forward_pre_hook(packed.before, with_kwargs=True))
+            self._hooks.append(packed.module.register_forward_hook(packed.after, always_call=True))
+        self._hooks.append(self.model.register_forward_hook(self._end, always_call=True))
         try:
             yield
         finally:
             while self._hooks:
                 self._hooks.pop().remove()
-            self._disable()
+            self._end()
+            for packed in self._packed:
+                packed.disable()
 
-    def _enable(self) -> None:
-        for part in self._parts:
-            part.enable()
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.busy:
+            self._call = (args, kwargs)
 
-    def _disable(self) -> None:
-        for part in reversed(self._parts):
-            part.disable()
+    def _end(self, *_: Any) -> None:
+        if not self.busy:
+            self._call = None
 
-    def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Replace the padded batch of a call by a packed one; None leaves the call as it is."""
-        if self._busy:
-            return None
-        given = dict(zip(self._names, args, strict=False)) | kwargs
-        packed = None if len(args) > len(self._names) else self.pack(given)
-        if packed is None or is_watched(hook_tables(model.modules())) or not self._is_proved(given):
-            return None
-        self._enable()
-        return (), packed
-
-    def _after(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not self._busy:
-            self._disable()
-
-    def pack(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the arguments of the call with a packed batch; None if the batch has to stay padded."""
-        ids, mask = given.get("input_ids"), given.get("attention_mask")
-        if self._packing is None or any(given.get(name) is not None for name in _PLAIN_ONLY):
-            return None
-        if not (isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor)) or ids.ndim != 2:
-            return None
-        if mask.shape != ids.shape or not len(ids):
-            return None
-        kept = mask.cpu().numpy() != 0
-        lengths = kept.sum(axis=1)
-        if lengths.min() == 0 or not np.array_equal(kept, np.arange(kept.shape[1]) < lengths[:, None]):
-            return None  # padded on the left, or with gaps: positions depend on the padding
-        tokens = {"input_ids": _cut(ids, lengths)}
-        if self._family.segments:
-            segments = given.get("token_type_ids")
-            tokens["token_type_ids"] = _cut(torch.zeros_like(ids) if segments is None else segments, lengths)
-        rest = {k: v for k, v in given.items() if k not in ("input_ids", "attention_mask", "token_type_ids")}
-        packed = self._packing(tokens)
-        return rest | {k: v.to(ids.device, non_blocking=True) for k, v in packed.items()}
-
-    def _is_proved(self, given: dict[str, Any]) -> bool:
-        """Compare with the plain model on the first call, and again after the model changed."""
+    def may_pack(self) -> bool:
+        """Return whether a batch may be packed now. The first time, and after the model changed, it is compared."""
+        if self.busy or self._call is None or is_watched(hook_tables(self.model.modules())):
+            return False
         trains = torch.is_grad_enabled()
         mark = (
             tuple((id(m), type(m)) for m in self.model.modules()),
             tuple(p.requires_grad for p in self.model.parameters()),
         )
-        if self._proved.get(trains) == mark:
-            return True
-        changed = bool(self._proved) and why_not_packed(self.model)
-        wrong = changed or self._compare(given)
-        if wrong and len(self._parts) > 1 and not changed:
-            self._parts[1:], self.on = [], (PACKING,)
+        known, wrong = self._checked.get(trains, (None, None))
+        if known != mark:
+            wrong = self._why_no_longer() if self._checked else None
+            wrong = self._find_difference() if wrong is None else wrong
+            self._checked[trains] = (mark, wrong)
+        return wrong is None and bool(self._packed)
+
+    def _why_no_longer(self) -> str | None:
+        """Return why a model that was changed cannot be packed any more."""
+        with own_forward(self.model):
+            reasons = [why_not_encoder(p.module) if p.inside else why_not(self.model) for p in self._packed]
+        wrong = next((reason for reason in reasons if reason), None)
+        if wrong is not None:
+            self.close(wrong)
+        return wrong
+
+    def _find_difference(self) -> str | None:
+        """Compare; switch off what differs."""
+        wrong = self._compare()
+        whole = self._packed[0]
+        if wrong and len(whole.parts) > 1:
+            whole.parts[1:], self.on = [], (PACKING,)
             self.off, self.dropped = {FIRST_TOKEN: f"it changes the result ({wrong})"}, wrong
-            wrong = self._compare(given)
-        if wrong:
-            self.close(wrong if changed else f"it changes the result ({wrong})")
+            wrong = self._compare()
+        if wrong and self._packed[0].inside and not torch.is_grad_enabled():
+            self.off[IN_EVALUATION] = f"outputs for padding would differ ({wrong})"
+        elif wrong:
+            self.close(f"it changes the result ({wrong})")
             self.dropped = wrong
-            return False
-        self._proved[trains] = mark
-        return True
+        return wrong
 
     def close(self, reason: str) -> None:
         """Leave the model plain from now on."""
-        self._disable()
-        self._parts, self.on, self.off, self._packing = [], (), {PACKING: reason}, None
+        for packed in self._packed:
+            packed.disable()
+        self._packed, self.on, self.off = [], (), {PACKING: reason}
 
-    def _compare(self, given: dict[str, Any]) -> str | None:
-        """Return how the packed call differs from the plain one on a few rows, without dropout; None if it doesn't."""
-        mask = given["attention_mask"]
-        order = torch.argsort(mask.sum(1), descending=True, stable=True).tolist()
-        chosen = sorted({order[round(i * (len(order) - 1) / (ROWS - 1))] for i in range(ROWS)})
-        few = {
-            k: v[chosen] if isinstance(v, torch.Tensor) and v.ndim and len(v) == len(mask) else v
-            for k, v in given.items()
-        }
-        few.pop("labels", None)
-        few["attention_mask"] = few["attention_mask"].clone()
-        if len({int(n) for n in few["attention_mask"].sum(1)}) == 1 and len(chosen) > 1:
-            few["attention_mask"][0, max(1, few["attention_mask"].shape[1] // 2) :] = (
-                0  # rows of one length prove nothing
-            )
-        packed = self.pack(few)
-        if packed is None:
-            return "the batch cannot be packed"
-        self._busy = True
-        device = next(self.model.parameters()).device
-        state = cast(Any, SimpleNamespace(model=self.model, runtime=SimpleNamespace(device=device)))
+    def _compare(self) -> str | None:
+        """Return how the packed call differs from the plain one, without dropout; None if it doesn't."""
+        assert self._call is not None
+        whole = None if self._packed[0].inside else self._packed[0]
+        args, kwargs = self._call if whole is None else ((), _some_rows(whole.named(*self._call)))
+        self.busy = True
         try:
-            with nothing_left_behind(state):
-                exact = self._measure(few, half=False)
-                rounded = self._measure(few, half=True) if self._half else exact
-                try:
-                    self._enable()
-                    fast = self._measure(packed, half=self._half)
-                finally:
-                    self._disable()
+            with nothing_left_behind(self.model, next(self.model.parameters()).device):
+                exact = self._measure(args, kwargs, half=False)
+                rounded = self._measure(args, kwargs, half=True) if self._half else None
+                return failure(judge_by(exact, rounded), partial(self._measure_packed, whole, args, kwargs))
         except torch.OutOfMemoryError:
             return None  # the step itself may fit
-        except _ERRORS as error:
-            return f"{type(error).__name__}: {short_text(error)}"
         finally:
-            self._busy = False
-        return half_difference(exact, rounded, fast) if self._half else difference(exact, fast)
+            self.busy = False
 
-    def _measure(self, inputs: dict[str, Any], *, half: bool) -> Gradients:
-        """Return a weighted sum of the logits, and its gradients if gradients are enabled."""
+    def _measure_packed(self, whole: PackedModule | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gradients:
+        if whole is None:
+            for encoder in self._packed:
+                encoder.forced = True
+            try:
+                return self._measure(args, kwargs, half=self._half)
+            finally:
+                for encoder in self._packed:
+                    encoder.forced = False
+                    encoder.disable()
+        packed = whole.pack(kwargs)
+        whole.enable()
+        try:
+            return self._measure((), whole.begin(packed), half=self._half)
+        finally:
+            whole.disable()
+
+    def _measure(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, half: bool) -> Gradients:
+        """Return a weighted sum of the outputs, and its gradients if gradients are enabled."""
         forward: Any = self.model.forward if half else partial(type(self.model).forward, self.model)
         device = next(self.model.parameters()).device.type
         off: Any = nullcontext() if half else torch.autocast(device, enabled=False)
         with off:
-            out = forward(**inputs)
-        logits = (out["logits"] if isinstance(out, Mapping) else out[0]).float()
-        weights = torch.cos(torch.arange(logits.numel(), device=logits.device, dtype=logits.dtype) + 0.5).view(
-            logits.shape
-        )
-        total = (logits * weights).sum()
-        found = {"logits": logits.detach()}
+            out = forward(*args, **kwargs)
+        if self._only_loss and torch.is_grad_enabled() and isinstance(out, Mapping) and out.get("loss") is not None:
+            out = out["loss"]
+        outputs = [tensor.float() for tensor in _tensors(out)]
+        if not outputs:
+            raise ValueError("the model returns no tensors")
+        total = torch.stack([(tensor * _weights(tensor)).sum() for tensor in outputs]).sum()
+        found = {f"output {number}": tensor.detach() for number, tensor in enumerate(outputs)}
         named = {n: p for n, p in self.model.named_parameters() if p.requires_grad} if total.requires_grad else {}
         gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True) if named else ()
         for (name, parameter), gradient in zip(named.items(), gradients, strict=True):
             found[name] = torch.zeros_like(parameter) if gradient is None else gradient.detach().float()
-        return Gradients(logits.detach().double().norm(), found)
+        size = torch.stack([tensor.detach().double().norm() for tensor in outputs]).norm()
+        return Gradients(size, found)
 
 
-def _cut(rows: torch.Tensor, lengths: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """Return each row without its padding."""
+def _keep(*_: Any) -> None:
+    """Leave an output as it is."""
+
+
+def _some_rows(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a classifier's call for a few rows of different lengths, without labels."""
+    mask = given["attention_mask"]
+    chosen = spread_by_length(mask.sum(1).cpu().numpy(), ROWS)
+    few = {
+        k: v[chosen] if isinstance(v, torch.Tensor) and v.ndim and len(v) == len(mask) else v for k, v in given.items()
+    }
+    few.pop("labels", None)
+    few["attention_mask"] = few["attention_mask"].clone()
+    if len({int(n) for n in few["attention_mask"].sum(1)}) == 1 and len(chosen) > 1:
+        few["attention_mask"][0, max(1, mask.shape[1] // 2) :] = 0  # rows of one length prove nothing
+    return few
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Yield the floating-point tensors in the output of a model."""
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _tensors(value)
+
+
+def _weights(tensor: torch.Tensor) -> torch.Tensor:
+    """Return weights of a sum that make every element count differently."""
+    return torch.cos(torch.arange(tensor.numel(), device=tensor.device, dtype=tensor.dtype) + 0.5).view(tensor.shape)
+
+
+def _without_padding(rows: torch.Tensor, lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
     return [row[:n] for row, n in zip(rows.cpu().numpy(), lengths, strict=True)]

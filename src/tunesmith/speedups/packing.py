@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,11 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from tunesmith.data.batches import Batch, Collate
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import anatomy_of, pools_mean, project_keys, why_not
-from tunesmith.speedups.determinism import order_gradient
+
+if TYPE_CHECKING:
+    from tunesmith.data.batches import Batch, Collate
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,8 @@ def collated(
     tokens = {n: [some[i] for i in chosen] for n, some in tokens_of(batch).items()}
     if longest is not None:
         tokens = {n: [x[:longest] if i % 2 else x for i, x in enumerate(some)] for n, some in tokens.items()}
+    from tunesmith.data.batches import Batch
+
     inputs = collate(tokens)
     size = sum(len(ids) for ids in tokens["input_ids"])
     return Batch(
@@ -610,7 +613,7 @@ def _attend_by_flash(
         q, k, v, q_bounds, k_bounds, q_longest, layout.longest, dropout, False, False, scale=scale,
         window_size_left=window, window_size_right=window,
     )[0]  # fmt: skip
-    return order_gradient(out)
+    return _in_fixed_order(out)
 
 
 def attend_by_padding(
@@ -629,8 +632,17 @@ def attend_by_padding(
     if window is not None:
         mask = mask & _near(queries.shape[2], layout.longest, window, q.device)
     out = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale)
-    out = order_gradient(out)
+    out = _in_fixed_order(out)
     return out.squeeze(2) if first_only else gather_rows(out, layout, q.shape[0])
+
+
+def _in_fixed_order(out: torch.Tensor) -> torch.Tensor:
+    """Sum the gradient of a GPU kernel in a fixed order."""
+    if not out.is_cuda:
+        return out
+    from tunesmith.speedups.determinism import order_gradient
+
+    return order_gradient(out)
 
 
 def _near(queries: int, keys: int, window: int, device: torch.device) -> torch.Tensor:
@@ -657,10 +669,15 @@ class Undoable:
             self._undo.pop()()
 
 
+HandOver = Callable[[nn.Module, Any, dict[str, Any], Any], Any]
+"""A forward hook (module, args, kwargs, output) that turns the stack's packed output into what the rest of the model reads."""
+
+
 class PaddingFree(Undoable):
     """Rows without padding between them, and what packs them for this model."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, hand_over: HandOver | None = None) -> None:
+        self._hand_over = hand_over
         anatomy = anatomy_of(model)
         self.first_position = anatomy.first_position
         self.skipped_id = anatomy.first_position - 1 if anatomy.family.positions_follow_padding else None
@@ -672,10 +689,10 @@ class PaddingFree(Undoable):
         if self._anatomy.family.relative:
             from tunesmith.speedups.relative import attend_relative
 
-            self._undo += attend_relative(self._model, self._anatomy)
+            self._undo += attend_relative(self._model, self._anatomy, self._hand_over)
             return
         stack = self._anatomy.stack
-        hand_over = _hand_over_means if pools_mean(self._model) else _hand_over_first_tokens
+        hand_over = self._hand_over or (_hand_over_means if pools_mean(self._model) else _hand_over_first_tokens)
         hooks = [stack.register_forward_hook(hand_over, with_kwargs=True)]
         if stack is self._anatomy.bare:
             hooks.append(stack.register_forward_pre_hook(_without_masks, with_kwargs=True))
@@ -721,3 +738,53 @@ def _without_masks(stack: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("layout") is None:
         return None
     return args, {**kwargs, "attention_mask": {"full_attention": None, "sliding_attention": None}}
+
+
+class FirstTokenOnly(Undoable):
+    """The last layer for first tokens."""
+
+    def enable(self) -> None:
+        """Cut the last layer to first tokens."""
+        assert self._anatomy.layers is not None
+        layer = self._anatomy.layers[-1]
+        if self._anatomy.family.relative:
+            from tunesmith.speedups.relative import keep_first_tokens
+
+            self._undo += keep_first_tokens(self._model, layer)
+            return
+        self._undo.append(layer.register_forward_pre_hook(_keep_first_tokens, with_kwargs=True).remove)
+
+
+def why_not_first_token(model: nn.Module) -> str | None:
+    """None, or the reason why the last layer must run for all tokens."""
+    reason = why_not(model)
+    if reason:
+        return reason
+    anatomy = anatomy_of(model)
+    layers = anatomy.layers
+    if anatomy.stack is anatomy.bare:
+        mean = "its head reads the mean of all tokens"
+        return mean if pools_mean(model) else "its last layer rotates queries by their positions"
+    if layers is None or any(layer is layers[-1] for layer in layers[:-1]):
+        return f"the layers of {model.config.model_type} share one set of modules"  # type: ignore[union-attr]
+    return None if len(layers) else "it has no layers"
+
+
+def enable_first_token_only(model: nn.Module) -> FirstTokenOnly:
+    """Compute the last layer's queries, output projection, norms and feed-forward for first tokens of packed batches only.
+
+    Keys and values are still made from all tokens. Padded batches, such as a user's own calls, get the whole layer.
+    """
+    reason = why_not_first_token(model)
+    if reason:
+        raise ConfigError(f"the last layer cannot be reduced to the first token: {reason}", fix="Use the whole layer.")
+    return FirstTokenOnly(model)
+
+
+def _keep_first_tokens(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The layer's arguments with first tokens as hidden states, and all tokens in addition for the attention."""
+    layout: Layout | None = kwargs.get("layout")
+    if layout is None:
+        return None
+    hidden: torch.Tensor = args[0]
+    return (hidden.index_select(1, layout.starts), *args[1:]), {**kwargs, "all_tokens": hidden}

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.models.families import Anatomy
-from tunesmith.speedups.packing import Layout, attend_by_row, attend_on_cpu, draw_keep_mask, first_tokens
+from tunesmith.speedups.packing import HandOver, Layout, attend_by_row, attend_on_cpu, draw_keep_mask, first_tokens
 
 
 class RowContext:
@@ -189,8 +189,8 @@ def row_attention(encoder: nn.Module, context: RowContext) -> RowAttention:
     return kind(encoder, context)
 
 
-def attend_relative(model: nn.Module, anatomy: Anatomy) -> list[Callable[[], None]]:
-    """Lets the model take packed batches; what comes back undoes it."""
+def attend_relative(model: nn.Module, anatomy: Anatomy, hand_over: HandOver | None = None) -> list[Callable[[], None]]:
+    """Let the model take packed batches; return the functions that undo it."""
     context = context_of(model)
     rows = row_attention(anatomy.stack, context)
     call = _Call(model, context)
@@ -198,7 +198,7 @@ def attend_relative(model: nn.Module, anatomy: Anatomy) -> list[Callable[[], Non
         model.register_forward_pre_hook(call.begin, with_kwargs=True),
         model.register_forward_hook(call.end, always_call=True),
         anatomy.bare.register_forward_pre_hook(call.without_mask, with_kwargs=True),
-        anatomy.bare.register_forward_hook(call.hand_over),
+        anatomy.bare.register_forward_hook(hand_over or call.hand_over, with_kwargs=True),
     ]
     undo = [hook.remove for hook in hooks]
     encoder: Any = _MpnetEncoder(anatomy.stack, rows, context) if isinstance(rows, MpnetRows) else None
@@ -252,7 +252,7 @@ class _Call:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         return args, {**kwargs, "attention_mask": torch.ones((1, 1, 1, ids.shape[1]), device=ids.device)}
 
-    def hand_over(self, bare: nn.Module, args: Any, output: Any) -> Any:
+    def hand_over(self, bare: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """(rows, 1, width) in place of (1, tokens, width): all that a head reads."""
         if self._context.layout is None:
             return output
@@ -345,7 +345,7 @@ def keep_first_tokens(model: nn.Module, layer: nn.Module) -> list[Callable[[], N
         if layout is None:
             return None
         firsts = args[0].index_select(1, layout.starts)
-        if "query_states" in kwargs:  # DeBERTa takes queries of their own
+        if "query_states" in kwargs:  # DeBERTa passes separate queries
             return args, {**kwargs, "query_states": firsts}
         context.all_tokens = args[0]
         return (firsts, *args[1:]), kwargs

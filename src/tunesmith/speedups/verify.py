@@ -1,7 +1,8 @@
 """Speedups verify themselves: before the first step, a few examples pass through the plain step and through the fast one.
 
 Speedups whose loss or gradients differ are switched off and reported. Weights, gradients, buffers, generators and the model's
-attributes are the same afterwards.
+attributes are the same afterwards. `ready` does it for the steps of `tunesmith train`, `packed_calls` for the calls of a model
+inside a user's script; both compare `Gradients` with a `Judge`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from tunesmith.data.batches import Batch, Padding, Window
+from tunesmith.errors import short_text
 from tunesmith.models.families import hook_tables, is_watched, why_not
-from tunesmith.speedups.apply import Speedups
 from tunesmith.speedups.packing import collated, tokens_of
-from tunesmith.training.state import TrainState, generator_states, restore_generators, seed_everything
+from tunesmith.training.state import generator_states, restore_generators, seed_everything
+
+if TYPE_CHECKING:
+    from tunesmith.data.batches import Batch, Window
+    from tunesmith.speedups.apply import Speedups
+    from tunesmith.training.state import TrainState
 
 ROWS = 4
 """Most rows of a proof."""
@@ -84,7 +90,7 @@ def _disproved(state: TrainState, batch: Batch, *, without: set[str]) -> dict[st
     if "length_buckets" in left and not _widened_rows(speedups, batch):
         found = _disproved(state, batch, without={*without, "length_buckets"})
         return found | {"length_buckets": "no row of the first batch would be padded further by it"}
-    # Hooks of the user's are not called for a proof. While they listen, only what needs no knowledge of a model is on.
+    # User hooks are not called for a proof. While they listen, only what needs no knowledge of a model is on.
     if not left or is_watched(hook_tables(state.model.modules())):
         return {}
     try:
@@ -105,12 +111,7 @@ def _search(state: TrainState, batch: Batch, left: list[str], without: set[str])
         shaped = (speedups.parts.keys() & {"padding_free", "length_buckets"}) - off - without
         fast = rows(speedups.train_collate if shaped else speedups.padding)
         with speedups.without(off - without):
-            try:
-                return judge(measure(state, fast))
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError) as error:
-                return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else 'no message'}"
+            return failure(judge, lambda: measure(state, fast))
 
     wrong = fails(set())
     if wrong is None:
@@ -150,17 +151,13 @@ def _plain_steps(state: TrainState, batch: Batch, left: list[str]) -> tuple[Judg
             chosen, longest = list(range(len(batch))), None
             plain = rows(speedups.padding)
             exact = measure(state, plain, half=False)
-        if not half:
-            return (lambda fast: difference(exact, fast)), rows
-        rounded = measure(state, plain)
-    return (lambda fast: half_difference(exact, rounded, fast)), rows
+        return judge_by(exact, measure(state, plain) if half else None), rows
 
 
 def _widened_rows(speedups: Speedups, batch: Batch) -> list[int]:
     """Rows of which a batch in a length bucket would be wider than the longest: others would prove nothing about it."""
     lengths = [len(ids) for ids in tokens_of(batch)["input_ids"]]
-    bucket = speedups.train_collate
-    assert isinstance(bucket, Padding)
+    bucket: Any = speedups.train_collate
     longest = max((n for n in lengths if bucket.width(n) > n), default=0)
     return [i for i, n in enumerate(lengths) if n <= longest]
 
@@ -174,8 +171,13 @@ def _rows_for(state: TrainState, batch: Batch, *, passes: int) -> list[int]:
     budget = min(MOST_STEPS, SHARE * state.planned_steps) * len(batch) / passes
     count = min(len(rows), max(2, min(ROWS, int(budget))))
     lengths = np.array([len(ids) for ids in tokens_of(batch)["input_ids"]])[rows]
-    spread = np.unique(np.linspace(0, len(rows) - 1, count).round().astype(int))
-    return sorted(int(i) for i in rows[np.argsort(-lengths, kind="stable")[spread]])
+    return [int(rows[i]) for i in spread_by_length(lengths, count)]
+
+
+def spread_by_length(lengths: NDArray[np.integer], count: int) -> list[int]:
+    """Return the longest row, the shortest, and some between them."""
+    spread = np.unique(np.linspace(0, len(lengths) - 1, count).round().astype(int))
+    return sorted(int(i) for i in np.argsort(-lengths, kind="stable")[spread])
 
 
 TOLERANCE = 1e-4
@@ -203,9 +205,29 @@ class Gradients:
         return total
 
 
+def judge_by(exact: Gradients, rounded: Gradients | None) -> Judge:
+    """Return a judge of fast gradients, from the plain ones in float32 and, for a half-precision run, under autocast."""
+    if rounded is None:
+        return lambda fast: difference(exact, fast)
+    return lambda fast: half_difference(exact, rounded, fast)
+
+
+_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError, KeyError)
+
+
+def failure(judge: Judge, run: Callable[[], Gradients]) -> str | None:
+    """Return how a fast computation differs, or the error it raises; None if it is correct. Out-of-memory is raised."""
+    try:
+        return judge(run())
+    except torch.OutOfMemoryError:
+        raise
+    except _ERRORS as error:
+        return f"{type(error).__name__}: {short_text(error) or 'no message'}"
+
+
 def measure(state: TrainState, batch: Batch, *, half: bool = True) -> Gradients:
     """Loss and gradients of a micro-batch; with `half` in the precision of the run."""
-    with nothing_left_behind(state):
+    with nothing_left_behind(state.model, state.runtime.device):
         seed_everything(0)
         return _measure(state, batch, half)
 
@@ -276,13 +298,12 @@ def _named(name: str, expected: torch.Tensor, found: torch.Tensor) -> str:
 
 
 @contextmanager
-def nothing_left_behind(state: TrainState) -> Iterator[None]:
-    """Inside, dropout is off and products are exact; afterwards everything is as it was, but for files and the like."""
-    model, device = state.model, state.runtime.device
+def nothing_left_behind(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Switch dropout off and make matmuls exact in this block; then restore weights, attributes and generators."""
     generators = generator_states(device)
     precision = torch.get_float32_matmul_precision()
     attributes = [(vars(m), dict(vars(m)), _contents(m)) for m in model.modules()]
-    own = why_not(model) is not None  # a forward pass of the user's own might write to weights
+    own = why_not(model) is not None  # a custom forward pass might write to weights
     tensors = [*model.buffers(), *(model.parameters() if own else ())]
     values = [t.detach().clone() for t in tensors]
     watched = [(p, p.grad, p._backward_hooks) for p in model.parameters()]

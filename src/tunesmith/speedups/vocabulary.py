@@ -20,7 +20,7 @@ from tunesmith.models.families import is_hooked, replaced_method
 from tunesmith.speedups.determinism import look_up
 
 
-class CutEmbedding(nn.Embedding):
+class RestrictedEmbedding(nn.Embedding):
     """A table of the used rows. It takes the token ids of the whole table: whatever else reads them sees what it knows."""
 
     rows_of: torch.Tensor
@@ -40,7 +40,7 @@ class CutEmbedding(nn.Embedding):
         return self.rows_of
 
 
-class VocabularyCut:
+class RestrictedVocabulary:
     """A word embedding of which only the used rows are a parameter.
 
     A row that never occurs has gradient zero, so both Adam moments stay zero, and AdamW does nothing to it but
@@ -68,14 +68,14 @@ class VocabularyCut:
         self.enable()
 
     @classmethod
-    def apply(cls, model: nn.Module, used_ids: NDArray[np.integer]) -> VocabularyCut:
+    def apply(cls, model: nn.Module, used_ids: NDArray[np.integer]) -> RestrictedVocabulary:
         """Cut the model's input embedding to `used_ids` (any order, repeats allowed; the padding id is always kept).
 
         Call it before the optimizer is made: the embedding's parameter is another one afterwards.
         """
         reason = why_not_restricted(model)
         if reason:
-            raise ConfigError(f"the vocabulary cannot be cut: {reason}", fix="Train the whole table.")
+            raise ConfigError(f"the vocabulary cannot be restricted: {reason}", fix="Train the whole embedding table.")
         return cls(model.get_input_embeddings(), used_ids)  # type: ignore[operator]
 
     def decay(self, factor: float | torch.Tensor) -> None:
@@ -92,7 +92,7 @@ class VocabularyCut:
 
     def enable(self) -> None:
         """The used rows are the model's table again."""
-        self._embedding.__class__ = CutEmbedding
+        self._embedding.__class__ = RestrictedEmbedding
         if self._rows_of.device != self.parameter.device:
             self._rows_of = self._rows_of.to(self.parameter.device)
         vars(self._embedding)["rows_of"] = self._rows_of
@@ -142,7 +142,7 @@ class VocabularyCut:
         """Go back to what `state_dict` gave; refuses the state of another training vocabulary."""
         if not torch.equal(torch.as_tensor(state["ids"]), self._rows):
             raise CheckpointError(
-                f"the checkpoint trains {len(state['ids'])} token ids, the data holds {len(self.ids)}, or others",
+                f"the checkpoint trains {len(state['ids'])} token ids, the data has {len(self.ids)}, or different ones",
                 fix="Resume with the training data of the run.",
             )
         with torch.no_grad():
@@ -167,7 +167,7 @@ def why_not_restricted(model: nn.Module) -> str | None:
         embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
     except NotImplementedError:  # CANINE has none: its characters are hashed
         embedding = None
-    if embedding is None or type(embedding) not in (nn.Embedding, CutEmbedding):
+    if embedding is None or type(embedding) not in (nn.Embedding, RestrictedEmbedding):
         return "its input embedding is not a plain table"
     if replaced_method(embedding) or is_hooked(embedding.weight) or type(embedding.weight) is not nn.Parameter:
         return "its input embedding was changed, or hooks listen to its gradient"
@@ -182,7 +182,7 @@ def _with_padding(used_ids: NDArray[np.integer], embedding: nn.Embedding) -> NDA
     """Sorted, unique, and with the padding id."""
     extra = [] if embedding.padding_idx is None else [embedding.padding_idx]
     ids = np.unique(np.concatenate([np.asarray(used_ids, dtype=np.int64).ravel(), np.array(extra, dtype=np.int64)]))
-    assert embedding.num_embeddings > ids[-1] >= ids[0] >= 0, "a token id lies outside the model's vocabulary"
+    assert embedding.num_embeddings > ids[-1] >= ids[0] >= 0, "a token id is outside the model's vocabulary"
     return ids
 
 
@@ -202,10 +202,10 @@ def why_inexact(optimizer: Optimizer, parameter: nn.Parameter) -> str | None:
         return None
     if kind in (Adam, SGD, RMSprop, Adagrad):
         return f"the weight decay of {kind.__name__} goes through its moments, also for tokens that do not occur"
-    return f"{kind.__name__} is not an optimizer known to leave alone the rows of tokens that do not occur"
+    return f"{kind.__name__} may update embeddings of tokens that do not occur"
 
 
-def train_whole_table(cut: VocabularyCut, optimizer: Optimizer) -> nn.Parameter:
+def train_whole_table(cut: RestrictedVocabulary, optimizer: Optimizer) -> nn.Parameter:
     """The whole table in the model and in the optimizer's groups, with the state of the used rows; the parameter comes back."""
     old, new = cut.parameter, cut.restore()
     for group in optimizer.param_groups:

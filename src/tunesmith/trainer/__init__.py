@@ -1,6 +1,5 @@
 """`Trainer`, a subclass of `transformers.Trainer`: change one import and keep the script."""
 
-from tunesmith.trainer.arguments import TrainingArguments
-from tunesmith.trainer.trainer import Trainer
+from tunesmith.trainer.trainer import Trainer, TrainingArguments
 
 __all__ = ["Trainer", "TrainingArguments"]

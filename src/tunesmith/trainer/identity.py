@@ -25,42 +25,19 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import has_length
 
 from tunesmith.models.families import has_adapters
-from tunesmith.runs.environment import package_versions
-from tunesmith.training.checkpoint import Identity, content_mark
+from tunesmith.runs.folder import package_versions
+from tunesmith.training.checkpoint import Identity, content_hash_of
 
-ARGUMENTS = [
-    "seed",
-    "data_seed",
-    "train_sampling_strategy",
-    "dataloader_drop_last",
-    "length_column_name",
-    "ignore_data_skip",
-    "remove_unused_columns",
-    "learning_rate",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "optim",
-    "optim_args",
-    "optim_target_modules",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "label_smoothing_factor",
-    "neftune_noise_alpha",
-    "average_tokens_across_devices",
-    "bf16",
-    "fp16",
-    "tf32",
-    "torch_compile",
-    "use_liger_kernel",
-    "label_names",
-]
+ARGUMENTS = """
+    seed data_seed train_sampling_strategy dataloader_drop_last length_column_name ignore_data_skip
+    remove_unused_columns learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps optim optim_args
+    optim_target_modules weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm label_smoothing_factor
+    neftune_noise_alpha average_tokens_across_devices bf16 fp16 tf32 torch_compile use_liger_kernel label_names
+""".split()  # noqa: SIM905
 """Arguments that change the weights: a resume with another value is refused."""
+BATCH = "the batch size of a step"
 REPORTED = ("num_train_epochs", "max_steps", "metric_for_best_model", "greater_is_better")
-"""Arguments that a script may change to train longer or to evaluate differently; a change is reported."""
+"""Arguments that a script may change to train longer or to evaluate differently; a change, also of `BATCH`, is reported."""
 IDLE_CONFIG = ("architectures", "dtype", "torch_dtype", "transformers_version", "problem_type", "id2label", "label2id")
 """Entries of a model's config that change by loading, saving or the first batch; labels are compared separately."""
 OVERRIDES = ("compute_loss", "training_step", "get_train_dataloader", "create_optimizer", "create_scheduler")
@@ -73,12 +50,11 @@ def trainer_identity(trainer: Any, dataset: Any, model: str, run_id: str) -> Ide
     """Return the identity of a run. `dataset` is the one the loader reads; `model` is the model's fingerprint."""
     args, collator, data = trainer.args, trainer.data_collator, content_of(dataset)
     config: dict[str, Any] = {
-        "rows_per_step": trainer.get_total_train_batch_size(args),
         **{name: _plain(getattr(args, name)) for name in ARGUMENTS if hasattr(args, name)},
-        "the training data": content_mark(data),
+        "the training data": content_hash_of(data),
         "the model": model,
         "adapters": has_adapters(trainer.model),
-        "the collator": content_mark(settings_of(collator)),
+        "the collator": content_hash_of(settings_of(collator)),
         "the tokenizer": tokenizer_mark(trainer.processing_class or getattr(collator, "tokenizer", None)),
     }
     labels = getattr(getattr(trainer.model, "config", None), "id2label", None) or {}
@@ -96,10 +72,13 @@ def _reported(trainer: Any, dataset: Any) -> dict[str, str | None]:
         "the dataset's transform": (getattr(dataset, "format", None) or {}).get("format_kwargs", {}).get("transform"),
         **{name: getattr(trainer, name) for name in OVERRIDES},
     }
-    marks = {f"the code of {name}": content_mark(text) for name, value in code.items() if (text := code_of(value))}
+    marks = {f"the code of {name}": content_hash_of(text) for name, value in code.items() if (text := code_of(value))}
     if str(getattr(trainer.args.eval_strategy, "value", trainer.args.eval_strategy)) != "no":
-        marks["the evaluation data"] = content_mark(content_of(trainer.eval_dataset))
+        marks["the evaluation data"] = content_hash_of(content_of(trainer.eval_dataset))
     reported = {name: str(getattr(trainer.args, name)) for name in REPORTED}
+    reported[BATCH] = (
+        f"{trainer._train_batch_size * trainer.args.gradient_accumulation_steps * trainer.args.world_size}"
+    )
     return {**reported, **marks, "device": trainer.args.device.type, "python": platform.python_version()}
 
 
@@ -112,7 +91,7 @@ def model_mark(model: Any) -> str:
     weights = [f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in model.named_parameters()]
     frozen = [_frozen_content(model)] if has_adapters(model) else []  # a checkpoint of adapters has no other weights
     text = json.dumps([kept, modules, weights, *frozen], sort_keys=True, default=str)
-    return content_mark(re.sub(r" at 0x[0-9a-f]+", "", text))
+    return content_hash_of(re.sub(r" at 0x[0-9a-f]+", "", text))
 
 
 def _frozen_content(model: Any) -> str:
@@ -133,8 +112,8 @@ def tokenizer_mark(processor: Any) -> str | None:
         rules: Any = json.loads(backend.to_str()) if backend is not None else sorted(processor.get_vocab().items())
         if isinstance(rules, dict):  # padding and truncation change by calls
             rules = {k: v for k, v in rules.items() if k not in ("padding", "truncation")}
-        return content_mark(json.dumps([settings, rules], sort_keys=True, default=str))
-    return content_mark(processor.to_json_string()) if hasattr(processor, "to_json_string") else None
+        return content_hash_of(json.dumps([settings, rules], sort_keys=True, default=str))
+    return content_hash_of(processor.to_json_string()) if hasattr(processor, "to_json_string") else None
 
 
 def _plain(value: Any) -> Any:
@@ -175,7 +154,7 @@ def content_of(dataset: Any, depth: int = 0) -> str:
 
 def _arrow_content(dataset: Any) -> str:
     """Hash an Arrow dataset. With indices over most rows, hash rows and indices: reading in that order takes 40x as long."""
-    from tunesmith.data.cache import content_hash
+    from tunesmith.data.rows import content_hash
 
     indices = getattr(dataset, "_indices", None)
     columns = tuple(sorted(dataset.column_names))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.events import Evaluated, Event, Note, Resumed, RunEnded, RunStarted, StepDone
+from tunesmith.files import disk_error
 from tunesmith.runs.event_log import LOST_JOURNAL, Journal, read_journal, truncate_journal
 from tunesmith.runs.folder import RunDir
-from tunesmith.runs.writing import disk_error
 
 if TYPE_CHECKING:
     from tunesmith.labels import Task
@@ -30,7 +30,7 @@ class RunLog:
         if fresh:
             file.unlink(missing_ok=True)
         else:
-            truncate_journal(file, event.step)
+            truncate_journal(file, event.step, complete=True)
         past = [] if fresh or not file.exists() else read_journal(file)
         self._known = {(e.step, e.split) for e in past if isinstance(e, Evaluated)}
         """Evaluations before a resume, which may be repeated."""

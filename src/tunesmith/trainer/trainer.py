@@ -1,8 +1,9 @@
-"""`class Trainer(transformers.Trainer)`: the same training, faster, with an event log and checkpoints that can be trusted.
+"""`TrainingArguments` that accepts old names, and `class Trainer(transformers.Trainer)`: the same training, faster, with an
+event log and checkpoints that can be trusted.
 
 What is overridden, in the order of this file:
 - fast steps: `training_step`, `compute_loss` and `prediction_step` run inside `PackedCalls.active()`; on a GPU,
-  `_run_epoch` runs whole steps of unmodified scripts as CUDA graphs (whole_steps.py);
+  `_run_epoch` runs the steps of unmodified scripts as CUDA graphs (captured_steps.py);
 - order: `_get_train_sampler` and `_get_eval_sampler` are functions of (seed, epoch) and of the input order;
 - NaN: `training_step` and `_get_grad_norm` stop the run before the update;
 - checkpoints: `_save_checkpoint` and `_load_*` write and read verified folders without pickle, and resume exactly.
@@ -12,6 +13,7 @@ Everything else is transformers' own code, and so is any method that a subclass 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -21,7 +23,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -46,19 +48,19 @@ from tunesmith.errors import (
     did_you_mean,
 )
 from tunesmith.events import NonFinite, Note, Resumed, RunStarted, Saved, StepDone
+from tunesmith.files import write_file
 from tunesmith.runs.event_log import first_event, require_journal
 from tunesmith.runs.folder import RunDir, checkpoint_step
 from tunesmith.runs.lock import RunLock
-from tunesmith.runs.manifest import MANIFEST, read_manifest, require_sealed, sweep, verify, write_sealed
-from tunesmith.runs.writing import write_file
+from tunesmith.runs.manifest import MANIFEST, publish_folder, read_manifest, require_own_target, sweep, verify
 from tunesmith.speedups.packed_calls import PACKING, PackedCalls
-from tunesmith.trainer.identity import is_arrow_dataset, model_mark, trainer_identity
+from tunesmith.trainer.identity import BATCH, is_arrow_dataset, model_mark, trainer_identity
 from tunesmith.trainer.run_log import RunLog
-from tunesmith.trainer.whole_steps import WholeSteps
 from tunesmith.training.checkpoint import (
     Identity,
     contiguous,
     differences,
+    from_plain,
     holds_names,
     load_weights,
     missing_file,
@@ -66,14 +68,17 @@ from tunesmith.training.checkpoint import (
     pack_optimizer,
     require_finite,
     rotate,
+    to_plain,
     unpack_optimizer,
     verify_checkpoint,
     weight_files,
     weight_names,
     write_files,
 )
-from tunesmith.training.serialization import from_plain, to_plain
 from tunesmith.training.state import generator_states, restore_generators
+
+if TYPE_CHECKING:
+    from tunesmith.trainer.captured_steps import CapturedSteps
 
 log = logging.getLogger("transformers.trainer")
 """The logger that `log_level` of the arguments sets."""
@@ -88,6 +93,79 @@ CHANGED = (
 )
 _TRAINING = threading.RLock()
 """Held by the thread that trains: torch's random generators belong to the whole process."""
+
+
+RENAMED = {
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "push_to_hub_model_id": "hub_model_id",
+    "push_to_hub_token": "hub_token",
+    "include_tokens_per_second": "include_num_input_tokens_seen",
+}
+DROPPED = {
+    "overwrite_output_dir": "a new run replaces its own files; resume_from_checkpoint continues an old one",
+    "logging_dir": "set TENSORBOARD_LOGGING_DIR to choose where TensorBoard writes",
+    "jit_mode_eval": "it has no effect",
+    "save_safetensors": "weights are always saved as safetensors",
+    "fp16_backend": "there is one backend",
+    "half_precision_backend": "there is one backend",
+    "fp16_opt_level": "there is one level",
+}
+SWITCHES: dict[str, tuple[str, Any]] = {
+    "group_by_length": ("train_sampling_strategy", "group_by_length"),
+    "include_inputs_for_metrics": ("include_for_metrics", ["inputs"]),
+}
+"""Old switches -> the option and value that True stands for."""
+MOVED = ("dispatch_batches", "split_batches")
+"""Old options that are values of `accelerator_config` now."""
+
+
+class TrainingArguments(transformers.TrainingArguments):  # type: ignore[misc]
+    """`transformers.TrainingArguments` that accepts old names, each with a one-line note."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **modern_names(options))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the Hub token: transformers uploads pickled arguments with the model."""
+        return {**self.__dict__, "hub_token": None}
+
+
+def modern_names(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options under their current names; an unknown name raises a ConfigError that suggests the nearest."""
+    known = {f.name for f in dataclasses.fields(transformers.TrainingArguments) if f.init}
+    out: dict[str, Any] = {}
+    moved: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in known:
+            out[name] = value
+        elif name in RENAMED:
+            log.warning("%s is called %s now", name, RENAMED[name])
+            out[RENAMED[name]] = value
+        elif name == "warmup_ratio":
+            log.warning("warmup_ratio is called warmup_steps now (a number below 1 is a ratio)")
+            if value and not options.get("warmup_steps"):
+                out["warmup_steps"] = value
+        elif name in SWITCHES:
+            new, switched = SWITCHES[name]
+            log.warning("%s is called %s=%r now", name, new, switched)
+            out |= {new: switched} if value else {}
+        elif name in MOVED:
+            log.warning("%s is part of accelerator_config now", name)
+            moved[name] = value
+        elif name in DROPPED:
+            log.warning("%s is not needed: %s", name, DROPPED[name])
+        else:
+            names = tuple(sorted(known | RENAMED.keys() | DROPPED.keys() | set(MOVED)))
+            raise ConfigError(f"TrainingArguments has no {name!r}", fix=did_you_mean(name, names))
+    config = out.get("accelerator_config") or {}
+    if moved and not isinstance(config, dict):
+        raise ConfigError(
+            f"{', '.join(moved)} and accelerator_config are both set", fix="Set it in accelerator_config only."
+        )
+    return {**out, "accelerator_config": {**config, **moved}} if moved else out
 
 
 class EpochLengthSampler(LengthGroupedSampler):  # type: ignore[misc]
@@ -120,10 +198,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     _run_id: str = ""
     _identity: Identity | None = None
     _notes: tuple[str, ...] = ()
-    _force_whole_steps: bool = False
+    _force_captured_steps: bool = False
     """For tests: run whole steps without a GPU."""
-    _whole: WholeSteps | None = None
+    _captured: CapturedSteps | None = None
     _step_loss: float | None = None
+    _loss_before: float = 0.0
     _step_tokens: tuple[int, int] = (0, 0)
     _batches_read: int = 0
     _epoch: int = 0
@@ -186,6 +265,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             with self._own_folder(trial) as run:
                 folder = self._find_checkpoint(resume_from_checkpoint, run)
                 self._identity, self._notes, self._noted_step, self._epoch_generators = None, (), -1, None
+                self._loss_before = 0.0
                 self._run_id = (
                     uuid.uuid4().hex if folder is None else str(_manifest(folder).get("run_id", uuid.uuid4().hex))
                 )
@@ -194,7 +274,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._end_log(type(error).__name__)
             raise
         finally:
-            self._close_whole()
+            self._close_captured()
             self._end_log("error")
             self.is_in_train = False
             _TRAINING.release()
@@ -258,7 +338,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if self.args.save_strategy != "no" and not self._is_sharded and self.is_world_process_zero():
             for folder in run.checkpoints():
                 if checkpoint_step(folder) <= max_steps:
-                    require_sealed(folder)
+                    require_own_target(folder)
         if resume_from_checkpoint is not None and not self._is_sharded and self._identity is None:
             self._compare(Path(resume_from_checkpoint))
         found: tuple[int, int] = super()._init_training_state(
@@ -268,9 +348,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if self.args.save_strategy != "no" and self._identity is None:
             self._identity = self._make_identity()
         self._packed, self._reported = self._choose_speedups(), None
-        self._close_whole()
-        usable = self._why_no_speedups() is None
-        self._whole = WholeSteps.make(self, Trainer, self._training_rows()) if usable else None
+        self._close_captured()
+        self._captured = None
+        on_gpu = self.args.device.type == "cuda" or self._force_captured_steps
+        if on_gpu and self._why_no_speedups() is None:
+            from tunesmith.trainer.captured_steps import CapturedSteps
+
+            self._captured = CapturedSteps.make(self, Trainer, self._training_rows())
         notes = self._notes
         if self.use_speed_ups:
             notes = (*notes, self._describe_speedups())
@@ -291,21 +375,28 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
         """Prepare model and optimizer; whole steps take over the optimizer."""
         prepared = super()._prepare_for_training(*args, **options)
-        if self._whole is not None:
-            self._whole.begin(self._plain_optimizer())
+        if self._captured is not None:
+            self._captured.begin(self._plain_optimizer())
         return prepared
 
-    def _close_whole(self) -> None:
-        if self._whole is not None:
-            self._whole.close()
+    def _close_captured(self) -> None:
+        if self._captured is not None:
+            self._captured.close()
 
     def _restore_position(self, folder: Path, computed: tuple[int, int]) -> tuple[int, int]:
         """Return (epoch, batches to skip) of a checkpoint; an epoch that was complete but not ended is ended first."""
-        stored = _read_json(folder, PROGRESS)
+        stored = {"batch_rows": self._batch_rows, **_read_json(folder, PROGRESS)}
         self._progress = stored
-        if self.args.ignore_data_skip or any(note.startswith("resumes although") for note in self._notes):
+        changed = any(note.startswith(("resumes although", BATCH)) for note in self._notes)
+        if self.args.ignore_data_skip or changed:
             return computed
-        return (stored["epoch"], stored["batches"]) if stored["epoch_open"] else (stored["epoch"] + 1, 0)
+        batches = stored["batches"] * stored["batch_rows"] // self._batch_rows
+        return (stored["epoch"], batches) if stored["epoch_open"] else (stored["epoch"] + 1, 0)
+
+    @property
+    def _batch_rows(self) -> int:
+        """Rows of a micro-batch over all processes."""
+        return int(self._train_batch_size * self.args.world_size)
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         """Run an epoch. One that is continued starts with the generators it started with, so that its order is the same."""
@@ -315,16 +406,17 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if continued and self._continue_epoch(Path(folder), options):
             return
         self._epoch_generators = self._epoch_generators or generator_states(self.args.device)
-        if self._whole is None:
+        if self._captured is None:
             super()._run_epoch(*args, **options)
         else:
-            self._whole.run_epoch(options["model"], options["train_dataloader"], options)
+            self._captured.run_epoch(options["model"], options["train_dataloader"], options)
         self._epoch_generators = None
 
     def _continue_epoch(self, folder: Path, options: dict[str, Any]) -> bool:
         """Restore the generators and the mean of the next logged loss; return whether the run is complete already."""
         since_log, skipped = self._progress["loss_since_log"], options["steps_trained_in_current_epoch"]
         self._tr_loss += since_log
+        self._loss_before = since_log
         self._total_loss_scalar -= since_log  # `train_loss` is the mean over the steps of this call
         self._globalstep_last_logged = self._progress["logged_step"]
         self._batches_read, self._noted_step = skipped, self.state.global_step
@@ -352,16 +444,18 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._restore_generators(self._due_generators, "now")
             self._due_generators = None
         self._epoch_open, self._noted_step = self.state.global_step > self._noted_step, self.state.global_step
-        if self._run_log is not None and self._step_loss is not None:
+        loss = self._step_loss
+        if loss is None and self._epoch_open:  # `training_step` is the user's
+            loss = float(tr_loss) - self._loss_before
+        if self._run_log is not None and loss is not None:
             rate = options.get("learning_rate") or self._get_learning_rate()
             norm = None if grad_norm is None else float(grad_norm)
             rows, epoch = self.get_total_train_batch_size(self.args), float(self.state.epoch or 0.0)
-            event = StepDone(
-                self.state.global_step, epoch, self._step_loss, norm, float(rate), rows, *self._step_tokens
-            )
+            event = StepDone(self.state.global_step, epoch, loss, norm, float(rate), rows, *self._step_tokens)
             self._run_log.step(event)
-        self._step_loss, self._step_tokens = None, (0, 0)
+        own_step, self._step_loss, self._step_tokens = self._step_loss is None, None, (0, 0)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **options)
+        self._loss_before = float(tr_loss) if own_step else 0.0
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
         """Finish, and close the event log."""
@@ -381,7 +475,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if self._why_no_speedups() is not None:
             return None
         half = self.accelerator.mixed_precision in ("bf16", "fp16") and self.accelerator.native_amp
-        return PackedCalls(self.model, half=half)
+        own_loss = type(self).compute_loss is not Trainer.compute_loss or "compute_loss" in vars(self)
+        only_loss = not own_loss and self.compute_loss_func is None and self.label_smoother is None
+        return PackedCalls(self.model, half=half, only_loss=only_loss)
 
     def _why_no_speedups(self) -> str | None:
         args = self.args
@@ -396,8 +492,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _describe_speedups(self) -> str:
         """Return one line: which speedups are on, and why others are off."""
         packed = self._packed
-        if self._whole is not None:
-            return " ".join([f"Speedups: {', '.join(self._whole.speedups.on) or 'none'}.", *self._whole.speedups.notes])
+        if self._captured is not None:
+            return " ".join(
+                [f"Speedups: {', '.join(self._captured.speedups.on) or 'none'}.", *self._captured.speedups.notes]
+            )
         on = () if packed is None else packed.on
         off = {PACKING: self._why_no_speedups()} if packed is None else packed.off
         reasons = [f"{name[0].upper()}{name[1:]} is off because {reason}." for name, reason in off.items()]
@@ -567,7 +665,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 folder.rmdir()
             self._identity = self._identity or self._make_identity()
             kind = "weights" if args.save_only_model else "trainer checkpoint"
-            write_sealed(
+            publish_folder(
                 folder, self._fill_checkpoint, {"kind": kind, "step": state.global_step, **self._identity.to_json()}
             )
         else:
@@ -601,6 +699,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if self.args.should_save:
             logged = {"loss_since_log": float(self._tr_loss), "logged_step": self._globalstep_last_logged}
             place = {"epoch": self._epoch, "batches": self._batches_read, "epoch_open": self._epoch_open}
+            place["batch_rows"] = self._batch_rows
             _write_json(folder / PROGRESS, {**logged, **place})
             self._export_callback_states()
             self.state.save_to_json(str(folder / TRAINER_STATE))

@@ -9,26 +9,27 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load, load_file, save, save_file
 from torch import nn
 from torch.optim import Optimizer
 
-from tunesmith.errors import CheckpointError, NumericsError
-from tunesmith.files import MAX_JSON_BYTES, read_plain
+from tunesmith.errors import CheckpointError, ConfigError, NumericsError
+from tunesmith.files import MAX_JSON_BYTES, create, read_plain, write_new
 from tunesmith.models.families import ADAPTER, adapter_files, has_adapters, trained_beside
 from tunesmith.runs.folder import RunDir, checkpoint_step
-from tunesmith.runs.manifest import read_manifest, retire, verify, write_sealed
-from tunesmith.runs.writing import create, write_new
-from tunesmith.training.serialization import from_plain, to_plain
+from tunesmith.runs.manifest import publish_folder, read_manifest, retire, verify
 from tunesmith.training.state import BestSoFar, TrainState, generator_states, restore_generators
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -64,7 +65,7 @@ class Identity:
         return asdict(self)
 
 
-def content_mark(*parts: str) -> str:
+def content_hash_of(*parts: str) -> str:
     """Return a hash that stands for something too large to show; a difference is reported only as "changed"."""
     return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -117,7 +118,7 @@ class Snapshot:
             write_new(tmp / STATE, self.state.encode())
 
         size = sum(t.numel() * t.element_size() for tensors in self.files.values() for t in tensors.values())
-        write_sealed(folder, fill, self.meta, bytes_needed=size)
+        publish_folder(folder, fill, self.meta, bytes_needed=size)
 
 
 def save_checkpoint(
@@ -251,7 +252,7 @@ def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
         if tensor.is_floating_point() and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
             raise NumericsError(
                 f"step {step}: weight {name} is NaN or infinite; it was not saved",
-                fix="Lower --learning_rate; the last checkpoint holds finite weights.",
+                fix="Lower --learning_rate; the last checkpoint has finite weights.",
             )
 
 
@@ -328,7 +329,7 @@ def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -
     except (KeyError, IndexError, TypeError, ValueError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"does not hold a complete state: {error}", where=str(folder)) from error
+        raise CheckpointError(f"is not a complete state: {error}", where=str(folder)) from error
 
 
 def _read_state(file: Path) -> dict[str, Any]:
@@ -390,7 +391,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     held = {id(tensor) for tensor in own.values()}
     for file, tensors in files.items():
         stored = _read(folder, file)
-        # BESIDE contains the originals of tensors that PEFT computes; embeddings of a resized vocabulary are not trained.
+        # `BESIDE` contains the originals of tensors that PEFT computes; embeddings of a resized vocabulary are not trained.
         mine = {key: tensor for key, tensor in tensors.items() if id(tensor) in held}
         _copy(mine, {key: stored[key] for key in stored if key in mine}, str(folder / file))
     beside = trained_beside(model, own, files)
@@ -570,3 +571,108 @@ def _restore_group(group: dict[str, Any], stored: dict[str, Any], tensors: dict[
             group[key] = float(value) if key == "lr" and here is not None else value
         else:
             group[key] = value
+
+
+# Values as JSON and tensors
+
+KIND = "__kind__"
+"""Marks what JSON has no word for: {"__kind__": "tuple", "value": [...]}."""
+
+
+def to_plain(value: Any, name: str, tensors: dict[str, torch.Tensor] | None = None) -> Any:
+    """The value ready for JSON; its tensors go to `tensors` under names that end in `name`, or are written out as numbers."""
+    if isinstance(value, torch.Tensor):
+        if tensors is None:
+            return {KIND: "numbers", "dtype": _word(value.dtype), "value": to_plain(value.tolist(), name)}
+        return {KIND: "tensor", "value": _keep(value, name, tensors)}
+    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, float) and value.dtype.kind in "biuf":
+        if isinstance(value, np.ndarray) and tensors is not None:
+            return {KIND: "array", "value": _keep(torch.from_numpy(np.ascontiguousarray(value)), name, tensors)}
+        return {KIND: "numpy", "dtype": str(value.dtype), "value": to_plain(value.tolist(), name)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {KIND: "float", "value": repr(float(value))}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.dtype):
+        return {KIND: "dtype", "value": _word(value)}
+    if isinstance(value, dict):
+        if type(value) is not Counter and all(type(k) is str and k != KIND for k in value):
+            return {k: to_plain(v, f"{k}:{name}", tensors) for k, v in value.items()}
+        kind = "counter" if isinstance(value, Counter) else "dict"
+        return {
+            KIND: kind,
+            "value": [[to_plain(k, name), to_plain(v, f"{k}:{name}", tensors)] for k, v in value.items()],
+        }
+    series = next((k for k, (own, _) in _SERIES.items() if isinstance(value, own)), None)
+    if series is None:
+        raise ConfigError(
+            f"{name} is a {type(value).__name__}: only numbers, text, tensors, lists and dicts are saved or sent to other ranks",
+            fix="If it is state of an optimizer or scheduler: leave it out of its state_dict(), or set save_strategy='no'.",
+        )
+    items = [to_plain(v, f"{i}:{name}", tensors) for i, v in enumerate(value)]
+    return items if series == "list" else {KIND: series, "value": items}
+
+
+def from_plain(value: Any, find: Callable[[str], torch.Tensor] | None = None) -> Any:
+    """What `to_plain` was given; `find` gives the tensor of a name."""
+    if isinstance(value, list):
+        return [from_plain(v, find) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if KIND not in value:
+        return {k: from_plain(v, find) for k, v in value.items()}
+    kind, inner = value[KIND], value["value"]
+    if kind in ("tensor", "array") and find is not None:
+        return find(inner) if kind == "tensor" else find(inner).numpy()
+    if kind == "numbers":
+        return torch.tensor(from_plain(inner), dtype=_dtype(value["dtype"]))
+    if kind == "numpy":
+        return np.array(from_plain(inner), dtype=value["dtype"])[()]
+    if kind == "dtype":
+        return _dtype(inner)
+    if kind == "float":
+        return float(inner)
+    made = from_plain(inner, find)
+    if kind in ("dict", "counter"):
+        return (Counter if kind == "counter" else dict)(dict(made))
+    return _SERIES[kind][1](made)
+
+
+_SERIES: Mapping[str, tuple[type, Callable[[list[Any]], Any]]] = {
+    "list": (list, list),
+    "tuple": (tuple, tuple),
+    "set": (set, set),
+    "deque": (deque, deque),
+}
+
+
+def to_bytes(value: Any) -> bytes:
+    """Return the value as one message in the format of safetensors, for other ranks."""
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(to_plain(value, "value", tensors)).encode()
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save({"json": torch.frombuffer(bytearray(text), dtype=torch.uint8), **kept})
+
+
+def from_bytes(message: bytes) -> Any:
+    """Return the value of a message from `to_bytes`."""
+    tensors = load(message)
+    return from_plain(json.loads(tensors.pop("json").numpy().tobytes()), tensors.__getitem__)
+
+
+def _keep(tensor: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> str:
+    while name in tensors:  # "a:b" under "c" is called as "a" under "b:c"
+        name += "'"
+    tensors[name] = tensor
+    return name
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(word: str) -> torch.dtype:
+    found = getattr(torch, word, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{word!r} is not a type of numbers")
+    return found

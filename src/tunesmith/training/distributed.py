@@ -27,8 +27,7 @@ from torch import nn
 from tunesmith.data.batches import Batch
 from tunesmith.errors import ConfigError, TunesmithError, WorkerError, short_text
 from tunesmith.models.families import why_not
-from tunesmith.runs.environment import read_launch
-from tunesmith.training.serialization import from_bytes, to_bytes
+from tunesmith.runs.folder import read_launch
 
 Precision = Literal["no", "bf16", "fp16"]
 
@@ -97,9 +96,11 @@ class Runtime:
         return total
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Each rank's value (numbers, text, arrays, lists, dicts), by rank, on every rank. Nothing is pickled."""
+        """Return each rank's value (numbers, text, arrays, lists, dicts), by rank, on every rank. Nothing is pickled."""
         if self.world == 1:
             return [value]
+        from tunesmith.training.checkpoint import from_bytes, to_bytes
+
         mine = torch.frombuffer(bytearray(to_bytes(value)), dtype=torch.uint8).to(self.device)
         size = torch.tensor([len(mine)], device=self.device)
         sizes = [torch.zeros_like(size) for _ in range(self.world)]
@@ -135,7 +136,7 @@ class Runtime:
 def make_runtime(
     *, precision: Precision = "no", use_cpu: bool = False, timeout_seconds: float | None = None
 ) -> Runtime:
-    """Return the runtime of this process (alone, or started by torchrun, accelerate launch or notebook_launcher).
+    """Return the runtime of this process (a single process, or started by torchrun, accelerate launch or notebook_launcher).
 
     A rank that doesn't answer for `timeout_seconds` ends the others (default: torch's half hour).
     """
@@ -146,7 +147,7 @@ def make_runtime(
     AcceleratorState._reset_state()  # as transformers does: an earlier Trainer may have chosen a different precision
     timeout = [] if timeout_seconds is None else [InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds))]
     asked = read_launch().world
-    # Without a GPU, accelerate joins the ranks only if it is told to use the CPU.
+    # Without a GPU, accelerate joins the ranks only with cpu=True.
     on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
     try:
         accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=timeout or None)
@@ -158,7 +159,7 @@ def make_runtime(
     if accelerator.num_processes < asked:
         raise ConfigError(
             f"this process was launched as one of {asked}, but it has no other ranks: each would train a whole run",
-            fix="Give use_cpu (--use_cpu) where there is no GPU, and make no Accelerator before.",
+            fix="Set use_cpu (--use_cpu) if there is no GPU, and create no Accelerator before.",
         )
     device, world = accelerator.device, accelerator.num_processes
     _require_precision(precision, device)
@@ -275,7 +276,7 @@ GRACE_SECONDS = 6.0
 
 
 @contextmanager
-def rank_watch(runtime: Runtime) -> Iterator[RankRoster]:
+def watch_ranks(runtime: Runtime) -> Iterator[RankRoster]:
     """Inside, the loss of another rank ends this one: as a WorkerError where it shows, else with exit 7.
 
     Leave it after a barrier: a rank that goes home earlier counts as lost.

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tunesmith.data.batches import Batch, Collate, evaluation_batches, pin_batch
-from tunesmith.data.tokens import TokenRows, mean_by_row, prefetched
+from tunesmith.data.batches import Batch, Collate, TokenRows, evaluation_batches, mean_by_row, pin_batch, prefetched
 from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
 from tunesmith.training.distributed import Runtime

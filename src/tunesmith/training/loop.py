@@ -31,7 +31,6 @@ from tunesmith.training.distributed import Runtime
 from tunesmith.training.schedule import Plan, lr_at
 from tunesmith.training.state import TrainState
 from tunesmith.training.step import StepResult, find_culprit, train_step
-from tunesmith.training.stopping import Interrupted
 
 
 class BatchSource(Protocol):
@@ -40,6 +39,10 @@ class BatchSource(Protocol):
     def windows(self, epoch: int, skip: int = 0) -> Iterator[Window]:
         """The windows of an epoch from number `skip` on."""
         ...
+
+
+class Interrupted(Exception):
+    """An evaluation that is given up because the run was asked to stop; it begins again when the run resumes."""
 
 
 Evaluate = Callable[[TrainState], Mapping[str, tuple[dict[str, float | None], int]]]
@@ -104,7 +107,7 @@ def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began
     if empty == 2:
         raise DataError(
             f"{type(batches).__name__} gave no window in two epochs, at step {step} of {plan.num_steps}",
-            fix="A source that can be read once ends there: give one whose windows(epoch) starts again, or fewer steps.",
+            fix="A source that can be read once ends there: pass one whose windows(epoch) starts again, or train fewer steps.",
         )
     return empty
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
 from tunesmith.errors import CheckpointError, NumericsError, ResourceError, StoppedBySignal, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
-from tunesmith.runs.environment import fault_point
+from tunesmith.files import disk_error, fault_point
 from tunesmith.runs.event_log import LOST_JOURNAL, Journal, truncate_journal
 from tunesmith.runs.folder import RunDir, checkpoint_step
-from tunesmith.runs.manifest import read_manifest, require_space, sweep, verify, write_sealed
-from tunesmith.runs.writing import disk_error
+from tunesmith.runs.manifest import publish_folder, read_manifest, require_space, sweep, verify
 from tunesmith.training.checkpoint import (
     PIECES,
     VOCABULARY,
@@ -33,15 +37,71 @@ from tunesmith.training.checkpoint import (
     rotate,
 )
 from tunesmith.training.distributed import RankRoster
-from tunesmith.training.loop import BatchSource, Evaluate, train_events
+from tunesmith.training.loop import BatchSource, Evaluate, Interrupted, train_events
 from tunesmith.training.schedule import Plan
 from tunesmith.training.state import TrainState
-from tunesmith.training.stopping import StopRequest
 
 Listener = Callable[[Event], None]
 GOOD_ENDS = ("completed", "early_stopping")
 
 log = logging.getLogger(__name__)
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """A context manager around a run. `signal` is the signal that arrived, or None."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+        self._immediately = False
+
+    def raise_immediately(self) -> None:
+        """From now on nothing is left to save: a signal, also one that came already, raises StoppedBySignal."""
+        self._immediately = True
+        if self.signal is not None:
+            self._leave(self.signal)
+
+    def run_is_complete(self) -> None:
+        """From now on a signal no longer stops the run; one that a library caught is raised now."""
+        if self.signal is not None:
+            self._leave(self.signal)
+        self._immediately = False
+
+    def interrupt(self, *_: object) -> None:
+        """Raises `Interrupted` once a signal came: to be called between the batches of an evaluation."""
+        if self.signal is not None:
+            raise Interrupted
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+        replaced = error is None or (isinstance(error, Exception) and not isinstance(error, StoppedBySignal))
+        if replaced and self._immediately and self.signal:
+            # A library caught the exception, or raised a different one (safetensors: ValueError).
+            self._leave(self.signal)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            # The last checkpoint is whole whatever happens now: leave at once.
+            os._exit(128 + number)
+        self.signal = number
+        if self._immediately:
+            self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        raise StoppedBySignal(number, "after the last step; every step is saved: the same command finishes it")
 
 
 BACKGROUND_BYTES = 64 << 20
@@ -76,25 +136,27 @@ class RunWriter:
     _improved: bool = field(init=False, default=False)
 
     @contextmanager
-    def ending_well(self, roster: RankRoster) -> Iterator[None]:
-        """Around a run: write the error that ended it to the event log, and name a rank that was lost."""
-        try:
-            yield
-        except TunesmithError as error:
-            self.end(type(error).__name__)
-            last = [folder.name for folder in self.run.checkpoints()][-1:]
-            if isinstance(error, ResourceError) and self.state.phase == "update" and last:
-                problem = f"{error.problem}; last checkpoint: {last[0]}"
-                raise ResourceError(problem, where=str(self.run.path), fix=error.fix) from error
-            raise
-        except RuntimeError as error:
-            lost = roster.explain(error)
-            if lost is None:
+    def recording(self) -> Iterator[None]:
+        """Around a run: handle signals, write the error that ended it to the event log, and name a rank that was lost."""
+        ranks = RankRoster.gather(self.state.runtime)
+        with self.stop:
+            try:
+                yield
+            except TunesmithError as error:
+                self.end(type(error).__name__)
+                last = [folder.name for folder in self.run.checkpoints()][-1:]
+                if isinstance(error, ResourceError) and self.state.phase == "update" and last:
+                    problem = f"{error.problem}; last checkpoint: {last[0]}"
+                    raise ResourceError(problem, where=str(self.run.path), fix=error.fix) from error
                 raise
-            self.end("WorkerError")
-            raise lost from error
-        finally:
-            self.close()
+            except RuntimeError as error:
+                lost = ranks.explain(error)
+                if lost is None:
+                    raise
+                self.end("WorkerError")
+                raise lost from error
+            finally:
+                self.close()
 
     def begin(self, started: RunStarted) -> None:
         """Resume from the newest intact checkpoint if there is one; otherwise start a new event log."""
@@ -130,7 +192,7 @@ class RunWriter:
             raise CheckpointError(
                 f"this run was started with something else: {'; '.join(found)}",
                 where=str(folder),
-                fix="Put it back, give another --output_dir, or --allow_changed_data to resume all the same.",
+                fix="Put it back, set a different --output_dir, or set --allow_changed_data to resume anyway.",
             )
         load_checkpoint(folder, self.state, settings=not found)
         notes = [f"resumes although {text}" for text in found] + versions
@@ -177,7 +239,7 @@ class RunWriter:
             found = read_manifest(self.run.best)["step"]
             if found > self.state.step:
                 return  # newer than this checkpoint: the run reaches that step again and replaces it
-            problem = f"holds the weights of step {found}, the best are those of step {wanted}"
+            problem = f"contains the weights of step {found}, the best are those of step {wanted}"
             if found == wanted:
                 verify(self.run.best)
                 return
@@ -271,7 +333,7 @@ class RunWriter:
             raise error
         self._report_saved(step, future.result())
 
-    def _settle_save(self) -> None:
+    def _wait_for_save(self) -> None:
         """Wait for the thread while another error propagates; its own error is only logged."""
         try:
             self._finish_save(wait=True)
@@ -291,7 +353,7 @@ class RunWriter:
             return {name: manifest["files"][name]["sha256"] for name in names}
 
         fault_point("best.begin")
-        write_sealed(self.run.best, fill, {"kind": "best", "step": manifest["step"], **self.identity.to_json()})
+        publish_folder(self.run.best, fill, {"kind": "best", "step": manifest["step"], **self.identity.to_json()})
 
     def _refuse(self, event: NonFinite) -> None:
         """End a run with a NaN or infinite number; the weights are those before this step."""
@@ -318,7 +380,7 @@ class RunWriter:
         self._finish_save(wait=True)
         found = read_manifest(self.run.best)["step"]
         if found != wanted:
-            problem = f"holds the weights of step {found}, the best are those of step {wanted}"
+            problem = f"contains the weights of step {found}, the best are those of step {wanted}"
             raise CheckpointError(problem, where=str(self.run.best))
         check = self._pool.submit(verify, self.run.best)
         try:
@@ -332,7 +394,7 @@ class RunWriter:
         try:
             if ended_well:
                 self._finish_save(wait=True)
-            self._settle_save()
+            self._wait_for_save()
             if self.journal is not None:
                 if ended_well:
                     self.journal.settle()
@@ -349,7 +411,7 @@ class RunWriter:
 
     def close(self) -> None:
         """Close the event log. Raises nothing, because it runs while another error propagates."""
-        self._settle_save()
+        self._wait_for_save()
         journal, self.journal = self.journal, None
         if journal is not None:
             try:

@@ -100,9 +100,7 @@ def epoch_ends_for(
         else:
             size = steps_in_epoch[min(epoch, len(steps_in_epoch) - 1)]
         if size < 1:
-            raise ConfigError(
-                "an epoch has no step: the training set is smaller than one batch and --dataloader_drop_last is on"
-            )
+            raise ConfigError("an epoch has no step: the training set is smaller than one batch and drop_last is on")
         epochs = max_steps / size if max_steps > 0 else num_epochs
         if epoch == 0 and epochs > MOST_EPOCHS:
             raise ConfigError(

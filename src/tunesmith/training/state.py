@@ -14,13 +14,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.speedups.cuda_graphs import Fingerprint, StepGraphs
-from tunesmith.speedups.vocabulary import CutEmbedding, VocabularyCut, train_whole_table, why_inexact
-from tunesmith.training.distributed import Runtime
-from tunesmith.training.optimizer import make_kernel
 
 if TYPE_CHECKING:
     from tunesmith.speedups.apply import Speedups
+    from tunesmith.speedups.cuda_graphs import Fingerprint, StepGraphs
+    from tunesmith.speedups.vocabulary import RestrictedVocabulary
+    from tunesmith.training.distributed import Runtime
     from tunesmith.training.evaluation import Objective
 
 SMALLEST = 2.0**-10
@@ -125,9 +124,9 @@ class TrainState:
     """What a person should know, to be reported with the next event."""
 
     @property
-    def cut(self) -> VocabularyCut | None:
+    def cut(self) -> RestrictedVocabulary | None:
         """Set while only the rows of the embedding that occur in the data are trained."""
-        return None if self.speedups is None else self.speedups.cut
+        return None if self.speedups is None else self.speedups.vocabulary
 
     @property
     def graphs(self) -> StepGraphs | None:
@@ -147,21 +146,25 @@ class TrainState:
 
     def stop_cutting(self, reason: str) -> None:
         """From now on the whole word embedding is trained; what the optimizer knows of the used rows is kept."""
+        from tunesmith.speedups.vocabulary import train_whole_table
+
         assert self.speedups is not None
         assert self.cut is not None
         if self.runtime.world > 1 and hasattr(self, "wrapped"):
             raise ConfigError(
-                f"the vocabulary cannot be cut: {reason}",
-                fix="Give --restrict_vocabulary off: ranks that exchange gradients cannot take another table now.",
+                f"the vocabulary cannot be restricted: {reason}",
+                fix="Set --restrict_vocabulary off: ranks that exchange gradients cannot switch to a different table.",
             )
         train_whole_table(self.cut, self.optimizer)
-        self.speedups.forget_cut()
+        self.speedups.forget_vocabulary()
         self.notes.append(f"restrict_vocabulary is off: {reason}")
 
     def require_exact_cut(self) -> None:
-        """Stops cutting the vocabulary where this optimizer does more to an unused row than shrink it."""
+        """Stop restricting the vocabulary if this optimizer changes unused embeddings other than by weight decay."""
         if self.cut is None:
             return
+        from tunesmith.speedups.vocabulary import why_inexact
+
         reason = why_inexact(self.optimizer, self.cut.parameter)
         if reason is not None:
             self.stop_cutting(reason)
@@ -175,7 +178,11 @@ class TrainState:
             )
 
     def __post_init__(self) -> None:
-        if self.speedups is None and any(type(module) is CutEmbedding for module in self.model.modules()):
+        from tunesmith.speedups.cuda_graphs import Fingerprint
+        from tunesmith.speedups.vocabulary import RestrictedEmbedding
+        from tunesmith.training.optimizer import make_kernel
+
+        if self.speedups is None and any(type(module) is RestrictedEmbedding for module in self.model.modules()):
             raise ValueError(
                 "The model was changed by apply_speedups. Pass its result as TrainState(..., speedups=...)."
             )

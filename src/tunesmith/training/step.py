@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from torch import nn
 
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ResourceError
-from tunesmith.speedups.step import around_passes, decay_unused, free_memory, replayed
 from tunesmith.speedups.verify import ready
 from tunesmith.training.optimizer import (
     Rate,
@@ -85,7 +84,13 @@ def train_step(
                 _accumulate(state, batches, share, objective)
         return _update(state, loss, rate, max_grad_norm, hold)
 
-    numbers = replayed(state, window, learning_rate, factor, body, reseed)
+    numbers = None
+    if state.graphs is not None and state.rows_limit is None:
+        assert state.speedups is not None
+        numbers = state.speedups.replay(window, learning_rate, factor, body, state.fingerprint.of_step)
+        if numbers is None:  # nothing of a capture that failed may be left
+            state.optimizer.zero_grad(set_to_none=True)
+            reseed()
     while numbers is None:
         try:
             numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)
@@ -105,9 +110,18 @@ def _accumulate(state: TrainState, batches: Sequence[Batch], factor: Rate, objec
     state.wrapped.train()
     total = torch.zeros((), device=runtime.device)
     for index, batch in enumerate(batches):
-        with runtime.sync_when(index == len(batches) - 1, state.wrapped), around_passes(state):
+        with runtime.sync_when(index == len(batches) - 1, state.wrapped), _around_passes(state):
             total += micro_step(state, runtime.move(batch), factor, objective)
     return runtime.sum_over_ranks(total) / runtime.world
+
+
+def _around_passes(state: TrainState) -> AbstractContextManager[None]:
+    """Surround forward and backward pass of a micro-batch."""
+    if state.runtime.device.type != "cuda":
+        return contextlib.nullcontext()
+    from tunesmith.speedups.determinism import settled
+
+    return settled()
 
 
 def micro_step(state: TrainState, batch: Batch, factor: Rate, objective: Objective | None = None) -> torch.Tensor:
@@ -139,7 +153,8 @@ def _update(state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: fl
     make_moments(optimizer)
     state.phase = "update"
     apply_update(optimizer, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip, state.kernel)
-    decay_unused(state, rate, skip)
+    if state.speedups is not None:
+        state.speedups.after_update(rate, state.cut_decay, skip)
     if scale is not None:
         scale.update(bad)
     state.phase = "done"
@@ -182,7 +197,7 @@ def _make_room(state: TrainState, window: Window, error: BaseException) -> None:
             f"out of memory in the update of step {state.step + 1}, or in a callback after it; it cannot be repeated",
             fix="Free memory on the device, then resume from the last checkpoint, which is whole.",
         ) from error
-    if not free_memory(state):
+    if state.speedups is None or not state.speedups.free_memory():
         _halve(state, window, error)
     gc.collect()
     if state.runtime.device.type == "cuda":
@@ -196,7 +211,7 @@ def _halve(state: TrainState, window: Window, error: BaseException) -> None:
     if current <= 1 or state.runtime.world > 1 or not state.may_split:
         raise ResourceError(
             f"out of memory at step {state.step + 1} with {current} row(s) in the micro-batch",
-            fix="Lower --max_seq_length or --per_device_train_batch_size, give --gradient_checkpointing, or use a smaller model.",
+            fix="Lower --max_seq_length or --per_device_train_batch_size, set --gradient_checkpointing, or use a smaller model.",
         ) from error
     state.rows_limit = (current + 1) // 2
 

@@ -30,6 +30,7 @@ from tunesmith.config.options import RunConfig, dump_config, to_dict
 from tunesmith.config.validate import read_duration
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError
 from tunesmith.events import Event, RunEnded, SafePoint, StepDone
+from tunesmith.files import make_folder, write_file
 from tunesmith.inference.tables import probabilities_of
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import (
@@ -47,17 +48,14 @@ from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.folds import held_out_rows
 from tunesmith.pipeline.identity import NOT_COMPARED, choose_folder, is_finished
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP
-from tunesmith.pipeline.recipe import FEWEST_PAIR_STEPS, NAMES, RunFacts, epochs_for
-from tunesmith.pipeline.start_clock import StartClock
-from tunesmith.pipeline.train import INPUTS, finetune
-from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
+from tunesmith.pipeline.plan import StartClock
+from tunesmith.pipeline.recipe import NAMES, RunFacts, epochs_for
+from tunesmith.pipeline.train import INPUTS, RunEnding, RunObserver, RunResult, finetune
 from tunesmith.report.build import diagnose_run
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, read_metrics, require_own_folder
 from tunesmith.runs.lock import RunLock
 from tunesmith.runs.manifest import retire
-from tunesmith.runs.writing import make_folder, write_file
 from tunesmith.tuning.trials import (
     Clock,
     TimeUp,
@@ -79,8 +77,6 @@ ADVERSARIAL = 0.02
 """Strength of adversarial training: the best value on the development tasks (docs/research/recipes.md)."""
 LONG_PAIR_START = 600
 """Steps of the longer pair warm-up: with 500 examples they gained twice as much as the 200 of `auto`."""
-SHORTEST_START = 30
-"""Steps: a shorter pair warm-up is omitted."""
 MARGIN = 1.15
 """How much longer than forecast a run may take."""
 PAGES_SECONDS = 4.0
@@ -144,7 +140,7 @@ class Outcome:
         return self.step_seconds / max(self.rows * self.epochs, 1)
 
 
-def run_best(config: RunConfig, watch: Watch, data: Mapping[str, Any] | None = None) -> BestRun:
+def run_best(config: RunConfig, observer: RunObserver, data: Mapping[str, Any] | None = None) -> BestRun:
     """Train, or resume, until the final model is done; `data` contains in-memory examples by split."""
     began = time.monotonic()
     tables = {"train": None, "validation": None, "test": None, **(data or {})}
@@ -159,11 +155,11 @@ def run_best(config: RunConfig, watch: Watch, data: Mapping[str, Any] | None = N
     else:
         config, note = choose_folder(config, in_memory=tables["train"] is not None)
         if note is not None:
-            watch.say(note)
+            observer.log(note)
     run = RunDir(config.run_folder)
     first = replace(config, model_name_or_path=bases[0])
     require_own_folder(run, {name: getattr(first, name) for name in INPUTS}, cache=config.cache_dir)
-    best = BestSearch(replace(first, output_dir=str(run.path)), bases, tables, watch)
+    best = BestSearch(replace(first, output_dir=str(run.path)), bases, tables, observer)
     make_folder(run.path)
     options = run.path / BEST_OPTIONS
     with RunLock(options.with_name(".lock")):
@@ -196,8 +192,10 @@ def _require_same_options(config: RunConfig, file: Path) -> None:
 class BestSearch:
     """Trains variants on folds, chooses one, and trains it on all examples."""
 
-    def __init__(self, config: RunConfig, bases: Sequence[str | None], tables: Mapping[str, Any], watch: Watch) -> None:
-        self.config, self.watch, self.tables = config, watch, tables
+    def __init__(
+        self, config: RunConfig, bases: Sequence[str | None], tables: Mapping[str, Any], observer: RunObserver
+    ) -> None:
+        self.config, self.observer, self.tables = config, observer, tables
         self.base_names = bases
         self.folder = config.run_folder / BEST_OPTIONS.parent
         self.inputs, sizes = self._read_inputs()
@@ -213,7 +211,7 @@ class BestSearch:
     def _read_inputs(self) -> tuple[dict[str, str], dict[str, int]]:
         """Return the identity of data and base models, and the number of examples by split."""
         options = replace(self.config, validation_split_fraction=0.0)
-        data = read_run_data(options, self.tables, self.watch.progress)
+        data = read_run_data(options, self.tables, self.observer.progress)
         others = [
             resolve_model(name, cache_dir=self.config.cache_dir, allow_download=self.config.allow_download)
             for name in self.base_names[1:]
@@ -238,7 +236,7 @@ class BestSearch:
                     del runs[name]
         known = f" {len(self.record['runs'])} trials are finished already." if self.record["runs"] else ""
         how = "the validation examples" if self.folds == (None,) else f"{FOLDS} folds"
-        self.watch.say(
+        self.observer.log(
             f"Best: {self.config.time_budget} for {self.rows:,} examples. Trials are compared on {how}, then one model is "
             f"trained on all examples. The first trial shows how many others there is time for.{known}"
         )
@@ -271,7 +269,6 @@ class BestSearch:
             return
         self.finalists = [self.auto]
         clock.reserve = self.final_seconds(self.auto)
-        self._announce()
         for number, base in enumerate(self.base_names[1:], 2):
             self.trial(Variant(f"base-{number}", str(base), {"model_name_or_path": base}), first)
         lead = max(self._done(), key=self._score)
@@ -295,17 +292,19 @@ class BestSearch:
             for one in missing:
                 self.trial(one, fold)
 
-    def _announce(self) -> None:
-        """Report how many other trials there is time for."""
-        one, left = self.seconds(self.auto), self.clock.left()
-        if left < one:
-            budget = self.clock.spent() + self.clock.reserve + 2 * one
-            self.watch.say(
-                f"Best: a trial takes about {one:.0f} s, so there is no time for variants: the auto recipe is used. "
+    def _announce(self, trial: float, rest: float, final: float) -> None:
+        """Report how many trials there is time for, as soon as the speed of the first one is known; all in seconds."""
+        left = self.clock.left() + self.clock.reserve - rest - MARGIN * final
+        if left < trial:
+            budget = self.clock.spent() + rest + MARGIN * final + 2 * trial
+            self.observer.log(
+                f"Best: a trial takes about {trial:.0f} s, so there is no time for variants: the auto recipe is used. "
                 f"Set --time_budget {budget / 60:.0f}m or more to compare variants."
             )
         else:
-            self.watch.say(f"Best: a trial takes about {one:.0f} s; there is time for about {left / one:.0f} more.")
+            self.observer.log(
+                f"Best: a trial takes about {trial:.0f} s; there is time for about {left / trial:.0f} more."
+            )
 
     def _done(self) -> list[Variant]:
         return [one for one in self.tried if self.done_folds(one)]
@@ -350,15 +349,15 @@ class BestSearch:
             if unused.is_dir():
                 retire(unused)
         shown = found.why if found.metric is None else f"{found.metric} {abs(found.score or 0.0):.4f}"
-        self.watch.say(f"Trial {path.name}: {shown} ({variant.description}; {found.seconds:.0f} s).")
+        self.observer.log(f"Trial {path.name}: {shown} ({variant.description}; {found.seconds:.0f} s).")
         return found
 
     def _train(self, variant: Variant, run: RunDir, fold: int | None) -> Outcome:
         try:
-            watch = self._make_watch(variant)
+            observer = self._make_observer(variant)
             if not is_finished(run):
                 tables = {f"{split}_data": table for split, table in self.tables.items()}
-                finetune(self.config_for(variant, run.path, fold), watch=watch, use_test=False, **tables)
+                finetune(self.config_for(variant, run.path, fold), observer=observer, use_test=False, **tables)
             metric, score = trial_score(run)
         except TrialPruned as error:
             return Outcome("stopped", why=error.problem)
@@ -431,10 +430,10 @@ class BestSearch:
     def closing_seconds(self, variant: Variant) -> float:
         """Return the forecast from the last step of the final model to its report."""
         found = self._first_outcome(variant)
-        pages = PAGES_SECONDS if self.watch.pages else 0.0
+        pages = PAGES_SECONDS if self.observer.pages else 0.0
         return pages + self.test_rows * found.row_seconds / 2 + found.other_seconds / 2
 
-    def _make_watch(self, variant: Variant) -> Watch:
+    def _make_observer(self, variant: Variant) -> RunObserver:
         """Return hooks that stop a trial that would not finish in time, as soon as its speed is known."""
         steps, times, judged = 0, list[float](), False
         self.start = StartClock()
@@ -443,13 +442,7 @@ class BestSearch:
         before_final = none_done or (variant.expected and self.outcome(variant, self.folds[0]) is None)
 
         def progress(stage: str, done: int, total: int) -> None:
-            if self.start.note(stage, done, total):  # a tenth of the pair warm-up is done
-                step, whole = self.start.step_seconds, self.start.total
-                part, final = (
-                    step / PAIRS_IN_A_STEP * rows * self._epochs(variant, rows)
-                    for rows in (self.rows * (FOLDS - 1) // FOLDS, self.rows)
-                )
-                self._require(step * (whole - self.start.read[-1][0]) + part, step * whole + final, before_final)
+            self.start.note(stage, done, total)
             self.clock.beat()
 
         def plan(num_steps: int, per_epoch: float) -> None:
@@ -464,9 +457,12 @@ class BestSearch:
                 if not judged and len(times) >= WARM_READS + TIMED_READS and event.step >= steps // 20:
                     judged = True
                     step = statistics.median(times[WARM_READS:])
-                    self._require(step * (steps - event.step), step * steps * FOLDS / (FOLDS - 1), before_final)
+                    rest, final = step * (steps - event.step), step * steps * FOLDS / (FOLDS - 1)
+                    if none_done:
+                        self._announce(step * steps, rest, final)
+                    self._require(rest, final, before_final)
 
-        return Watch(progress=progress, plan=plan, listeners=[self.clock.beat, listen], pages=False)
+        return RunObserver(progress=progress, plan=plan, listeners=[self.clock.beat, listen], pages=False)
 
     def _require(self, seconds: float, final: float, before_final: bool) -> None:
         """Raise TrialPruned if the rest of a trial, and the final model where that is still to be timed, don't fit."""
@@ -491,19 +487,21 @@ class BestSearch:
         require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
         self.note("deploying", True)
         choice = choose_variant(self) if self.finalists else None
+        config = self.config
         if choice is not None:
             config = self.config_for(choice.variant, run.path, None, final=True)
             clock.reserve = self.closing_seconds(choice.variant)
             ending = choice.ending()
         else:
             clock.reserve = PAGES_SECONDS
-            timed = self.outcome(self.auto, self.folds[0]) or Outcome("stopped", **self.start.facts())
-            config = self._shorten(timed)
-            ending = RunEnding(
-                lines=(f"best: {self.config.time_budget} is enough only for auto{_describe_part(config)}",)
-            )
+            if "without_warmup" not in self.record:
+                self.note("without_warmup", config.pair_start is None and bool(self.start.read))
+            skips = self.record["without_warmup"]
+            config = replace(config, pair_start=0) if skips else config
+            part = ", without its pair warm-up" if skips else ""
+            ending = RunEnding(lines=(f"best: {config.time_budget} is enough only for auto{part}",))
         for line in ending.lines:
-            self.watch.say(f"Best: {line.removeprefix('best: ')}.")
+            self.observer.log(f"Best: {line.removeprefix('best: ')}.")
         ending = replace(ending, enough=lambda event: isinstance(event, SafePoint) and clock.left() <= 0)
         kept = ("time_budget", "run_name", "save_strategy", "save_steps", "report_to", "train_sample_size")
         config = replace(
@@ -513,33 +511,10 @@ class BestSearch:
             result = _read_result(run)
         else:
             tables = {f"{split}_data": table for split, table in self.tables.items()}
-            result = finetune(config, watch=self.watch, ending=ending, **tables)
+            result = finetune(config, observer=self.observer, ending=ending, **tables)
         table = self._table(choice, result)
         write_file(run.path / BEST_RESULT, json.dumps(table, indent=1).encode())
         return BestRun(result, table)
-
-    def _shorten(self, timed: Outcome) -> RunConfig:
-        """Return the config of `auto` for less time than it needs: half for its pair warm-up, the rest for its epochs.
-
-        Options that are set are kept. Without a timed warm-up nothing is known, and the run ends when the time is up.
-        """
-        config, left = self.config, self.clock.left()
-        if not timed.start_seconds:
-            return config
-        step = timed.start_seconds / timed.start_steps
-        if config.pair_start is not None and step * config.pair_start > left:
-            raise ConfigError(
-                f"--pair_start {config.pair_start} takes {step * config.pair_start:.0f} s, but only {left:.0f} s of "
-                "--time_budget are left",
-                fix=f"Set --pair_start {int(left / 2 / step)} or less, or a larger --time_budget.",
-            )
-        if config.num_train_epochs is not None or config.max_steps > 0 or config.pair_start is not None:
-            return config
-        steps = min(int(left / 2 / step), FEWEST_PAIR_STEPS)
-        steps = steps if steps >= SHORTEST_START else 0
-        most = epochs_of(config, self.rows, config.decided.per_device_train_batch_size)
-        epochs = (left - steps * step) / MARGIN / (self.rows * step / PAIRS_IN_A_STEP)
-        return replace(config, pair_start=steps, num_train_epochs=round(max(min(most, epochs), 0.1), 2))
 
     def _table(self, choice: Choice | None, result: RunResult) -> dict[str, Any]:
         runs = self.record["runs"]
@@ -583,12 +558,6 @@ def epochs_of(config: RunConfig, rows: int, batch: int) -> float:
     if config.num_train_epochs is not None:
         return config.num_train_epochs
     return epochs_for(RunFacts("", 384, 6, rows, 2, Task.BINARY), batch, config.gradient_accumulation_steps)[0]
-
-
-def _describe_part(config: RunConfig) -> str:
-    if config.pair_start is None or config.num_train_epochs is None:
-        return ""
-    return f", with {config.pair_start} steps of its pair warm-up and {config.num_train_epochs:g} epochs"
 
 
 def _read_result(run: RunDir) -> RunResult:

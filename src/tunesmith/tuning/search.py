@@ -24,15 +24,14 @@ from tunesmith.config.options import RunConfig, list_options, to_dict
 from tunesmith.config.validate import read_duration
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError, ResourceError
 from tunesmith.events import Evaluated, Event, RunStarted
+from tunesmith.files import make_folder, open_in_place, user_files, write_file
 from tunesmith.pipeline.identity import is_finished
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.train import finetune
-from tunesmith.pipeline.watch import Watch
+from tunesmith.pipeline.train import RunObserver, finetune
 from tunesmith.report.compare import compare_runs
 from tunesmith.runs.folder import SEARCH_RESULT, RunDir, trial_folder
 from tunesmith.runs.lock import RunLock, locked, read_holder
 from tunesmith.runs.manifest import retire
-from tunesmith.runs.writing import make_folder, open_in_place, write_file
 from tunesmith.tuning.trials import (
     Clock,
     TimeUp,
@@ -209,7 +208,7 @@ class TrialStore:
                 known_trials = self.records()
             except (LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
                 raise damaged(journal, f"cannot be read ({type(error).__name__}: {error})") from None
-            if not known_trials and any(folder.glob("trial-*")):
+            if not known_trials and any(folder.glob("trial-*/journal.jsonl")):
                 raise damaged(journal, "lists no trials, but the folder contains some")
             known = self._study.user_attrs.get("identity")
             if known is None:
@@ -349,7 +348,7 @@ class SearchResult:
     """The paired test of the best trial against the first one, in words."""
 
 
-def search_options(config: RunConfig, plan: SearchPlan, watch: Watch) -> SearchResult:
+def search_options(config: RunConfig, plan: SearchPlan, observer: RunObserver) -> SearchResult:
     """Run trials until all are done or the time is up. The same command resumes the search, or joins it from another process."""
     if config.recipe == "best":
         raise ConfigError("search doesn't support --recipe best", fix="Remove --recipe: the first trial uses auto.")
@@ -365,10 +364,10 @@ def search_options(config: RunConfig, plan: SearchPlan, watch: Watch) -> SearchR
     clock = Clock(folder / "clock.json", None if config.time_budget is None else read_duration(config.time_budget))
     finished = False
     try:
-        _work(store, config, plan.trials, clock, watch)
+        _work(store, config, plan.trials, clock, observer)
         finished = True
     except TimeUp:
-        watch.say("The time budget is spent.")
+        observer.log("The time budget is spent.")
     clock.save()
     with store.alone():
         return _conclude(store.records(), folder, clock, finished)
@@ -376,32 +375,31 @@ def search_options(config: RunConfig, plan: SearchPlan, watch: Watch) -> SearchR
 
 def _require_search_folder(folder: Path) -> None:
     make_folder(folder)
-    own = ("search.lock", "locks")
-    strangers = [p.name for p in folder.iterdir() if p.name not in own and not p.name.startswith(".")]
+    strangers = [name for name in user_files(folder) if name not in ("search.lock", "locks")]
     if strangers and not (folder / JOURNAL).exists():
         raise ResourceError(
-            f"contains {sorted(strangers)[0]} and is not a tunesmith search",
+            f"contains {strangers[0]} and is not a tunesmith search",
             where=str(folder),
             fix="Set --output_dir to a new or empty folder.",
         )
 
 
-def _work(store: TrialStore, config: RunConfig, trials: int, clock: Clock, watch: Watch) -> None:
+def _work(store: TrialStore, config: RunConfig, trials: int, clock: Clock, observer: RunObserver) -> None:
     waiting = False
     while True:
         clock.beat()
         claimed = store.claim(trials)
         if claimed is not None:
             try:
-                store.require_same_inputs(inputs_identity(read_run_data(config, {}, watch.progress)))
-                _run_trial(store, claimed, _trial_config(config, store.folder, claimed), clock, watch)
+                store.require_same_inputs(inputs_identity(read_run_data(config, {}, observer.progress)))
+                _run_trial(store, claimed, _trial_config(config, store.folder, claimed), clock, observer)
             finally:
                 claimed.lock.release()
             continue
         if all(one.state != "running" for one in store.records()):
             return
         if not waiting:
-            watch.say("Waiting for trials of other processes.")
+            observer.log("Waiting for trials of other processes.")
         waiting = True
         time.sleep(WAIT_SECONDS)
 
@@ -419,14 +417,14 @@ def _trial_config(config: RunConfig, folder: Path, claimed: Claimed) -> RunConfi
     return replace(config, **options, **claimed.options)
 
 
-def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Clock, watch: Watch) -> None:
+def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Clock, observer: RunObserver) -> None:
     run = RunDir(config.run_folder)
     began = time.monotonic()
     listener = _make_listener(store, claimed, run)
-    quiet = Watch(progress=clock.beat, listeners=[clock.beat, listener], pages=False)
+    quiet = RunObserver(progress=clock.beat, listeners=[clock.beat, listener], pages=False)
     try:
         if not is_finished(run):
-            finetune(config, watch=quiet, use_test=False)
+            finetune(config, observer=quiet, use_test=False)
         metric, value = trial_score(run)
         store.tell(claimed, "complete", value)
         shown = f"{metric} {abs(value):.4f}"
@@ -440,8 +438,8 @@ def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Cl
         shown = error.line()
     with store.alone():
         _keep_best_weights(store.records(), run.path.parent)
-    options = ", ".join(f"{k} {v}" for k, v in claimed.options.items()) or "as given"
-    watch.say(f"Trial {claimed.number}: {shown} ({options}; {time.monotonic() - began:.0f} s).")
+    options = ", ".join(f"{k} {v}" for k, v in claimed.options.items()) or "as configured"
+    observer.log(f"Trial {claimed.number}: {shown} ({options}; {time.monotonic() - began:.0f} s).")
 
 
 def _make_listener(store: TrialStore, claimed: Claimed, run: RunDir) -> Callable[[Event], None]:

@@ -9,11 +9,10 @@ from typing import Any
 
 from tunesmith.config.load import load_config
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError, TunesmithError
-from tunesmith.files import BadFile, read_json
+from tunesmith.files import BadFile, known_hash, read_json, write_file
 from tunesmith.metrics.table import greater_is_better
 from tunesmith.pipeline.inputs import RunData
 from tunesmith.runs.folder import RunDir, read_metrics
-from tunesmith.runs.writing import known_hash, write_file
 
 SAVE_SECONDS = 1.0
 MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")

@@ -140,8 +140,8 @@ def test_unknown_flags_do_not_hide_what_is_wrong_with_the_others() -> None:
     [
         ("--train_file", "argument --train_file: expected one argument. See `tunesmith train --help`"),
         ("run.yaml more.yaml", "unexpected argument 'more.yaml'. See `tunesmith train --help`"),
-        ("run.yaml --config run.yaml", "two config files are given: run.yaml and run.yaml. Give one"),
-        ("", "train_file: no training rows are given. Use --train_file FILE, --task_name mrpc or --dataset_name NAME"),
+        ("run.yaml --config run.yaml", "two config files: run.yaml and run.yaml. Pass one"),
+        ("", "train_file: no training data. Use --train_file FILE, --task_name mrpc or --dataset_name NAME"),
         ("run.yaml --seed x", "--seed: expected a whole number, got 'x'"),
         ("run.yaml --bf16=maybe", "--bf16: expected true or false, got 'maybe'"),
     ],

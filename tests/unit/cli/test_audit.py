@@ -14,8 +14,7 @@ from tiny_model import save_tiny_bert, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.options import RunConfig
 from tunesmith.pipeline import audit
-from tunesmith.pipeline.train import finetune
-from tunesmith.pipeline.watch import RunResult
+from tunesmith.pipeline.train import RunResult, finetune
 
 COLD = ["snow", "ice", "frost", "winter", "blizzard", "glacier", "sledge", "hail"]
 WARM = ["sun", "beach", "heat", "summer", "desert", "swim", "palm", "july"]

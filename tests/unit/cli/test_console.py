@@ -44,8 +44,8 @@ def test_a_pipe_gets_plain_lines_without_colour_or_carriage_returns() -> None:
     shown = lines_of(stream)
     assert shown[0] == "Training: 80 rows, 1 epochs of 10 steps, 10 steps in all."
     assert shown[1].startswith("step 5/10  epoch 0.50  loss 0.5000  lr 1.00e-04")
-    assert shown[3] == "epoch 1.00  validation    loss 0.4100  accuracy 0.9000  f1 -  (n=30)  best"
-    assert shown[4] == "            train sample  loss 0.4100  accuracy 0.9000  f1 -  (n=30)"
+    assert shown[3] == "epoch 1.00  validation    loss 0.4100  accuracy 0.9000  f1 -  best"
+    assert shown[4] == "            train sample  loss 0.4100  accuracy 0.9000  f1 -"
     assert len(shown) == 5
     assert "\x1b" not in stream.getvalue()
     assert "\r" not in stream.getvalue()

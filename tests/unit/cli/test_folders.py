@@ -97,7 +97,9 @@ def test_a_folder_that_is_no_run_is_refused_and_stays_as_it_is(name: str, tmp_pa
     before = tree(tmp_path)
     code, told = command(tmp_path / "mine")
     assert (code, tree(tmp_path)) == (4, before)
-    assert f"holds {name.split('/')[0]} and is not a run of tunesmith. Give a new or empty folder" in told
+    assert (
+        f"contains {name.split('/')[0]} and is not a tunesmith run. Set --output_dir to a new or empty folder" in told
+    )
 
 
 def test_an_empty_folder_and_the_rest_of_a_killed_start_are_taken(tmp_path: Path, lab: Path, command: Command) -> None:
@@ -116,7 +118,7 @@ def test_a_persons_file_where_a_run_would_write_is_refused(name: str, stopped: P
     before = tree(stopped)
     code, told = command(stopped)
     assert (code, tree(stopped)) == (4, before)
-    assert f"holds {name.split('/')[0]}, which tunesmith did not write" in told
+    assert f"contains {name.split('/')[0]}, which tunesmith did not write" in told
 
 
 def test_other_files_in_a_run_folder_are_left_alone_through_resume_and_rotation(

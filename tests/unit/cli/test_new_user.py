@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -11,8 +13,8 @@ import pytest
 
 from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
+from tunesmith.cli.main import main
 from tunesmith.inference.tables import read_predictions
-from warm import ENVIRONMENT, warm_python
 
 
 @pytest.fixture(scope="module")
@@ -30,28 +32,26 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(home: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = ENVIRONMENT | {"NO_COLOR": "1"} | more
-    return subprocess.run(
-        command, cwd=home, env=environment, capture_output=True, text=True, timeout=patient(300), check=False
-    )
+def tunesmith(home: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command in the folder."""
+    with contextlib.chdir(home):
+        code = main(words)
+    return code, *capsys.readouterr()
 
 
-def tunesmith(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return run(home, warm_python(), "-m", "tunesmith", *words)
-
-
-def test_a_table_with_string_labels_trains_and_predicts_with_two_commands(home: Path) -> None:
-    done = tunesmith(home, "train", "--train_file", "comments.csv", "--model_name_or_path", "tiny")
-    assert done.returncode == 0, done.stderr
-    assert "Text: column 'comment'" in done.stderr
-    assert "No validation data: 8 of 80 train rows held out" in done.stderr
-    assert re.search(r"accuracy +\d\.\d{4} \[\d\.\d+, \d\.\d+\] n=8", done.stdout)
-    assert "tunesmith predict runs/comments-tiny --input new.csv" in done.stdout
-    assert "Warning" not in done.stderr
+def test_a_table_with_string_labels_trains_and_predicts_with_two_commands(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = tunesmith(home, capsys, "train", "--train_file", "comments.csv", "--model_name_or_path", "tiny")
+    assert code == 0, err
+    assert "Text: column 'comment'" in err
+    assert "No validation data: 8 of 80 train rows held out" in err
+    assert re.search(r"accuracy +\d\.\d{4} \[\d\.\d+, \d\.\d+\] n=8", out)
+    assert "tunesmith predict runs/comments-tiny --input new.csv" in out
+    assert "Warning" not in err
     write_csv(home / "new.csv", [{"comment": "the film was good"}, {"comment": "it was a dull day"}])
-    done = tunesmith(home, "predict", "runs/comments-tiny", "--input", "new.csv", "--output", "labelled.csv")
-    assert done.returncode == 0, done.stderr
+    words = ("predict", "runs/comments-tiny", "--input", "new.csv", "--output", "labelled.csv")
+    assert tunesmith(home, capsys, *words)[0] == 0
     found = read_predictions(home / "labelled.csv")
     assert found["comment"] == ["the film was good", "it was a dull day"]
     assert set(found["prediction"]) <= {"good", "bad"}
@@ -94,10 +94,23 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_call_gets_one_clear_line_and_the_right_code(
+    case: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, code, text = WRONG[case]
+    found, out, err = tunesmith(home, capsys, *words)
+    assert (found, out) == (code, "")
+    assert err.startswith("tunesmith: error: ")
+    assert err.count("\n") == 1, err
+    assert text in err
+    assert not (home / "never").exists(), "a run that cannot start leaves nothing behind"
+
+
 LIGHT = ("missing column", "one label", "no header", "unreadable run folder")
 """Wrong calls that are answered without torch."""
-LOADED = """
-import sys
+BROKEN_TORCH = """
+import json, sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from tunesmith.cli.main import main
@@ -111,23 +124,18 @@ class Broken(MetaPathFinder, Loader):
         raise ImportError(module.__name__)
 
 sys.meta_path.insert(0, Broken())
-sys.exit(main(sys.argv[1:]))
+print([main(words) for words in json.loads(sys.argv[1])])
 """
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_call_gets_one_clear_line_and_the_right_code(case: str, home: Path) -> None:
-    words, code, text = WRONG[case]
-    start = ("-c", LOADED) if case in LIGHT else ("-m", "tunesmith")
-    done = run(home, sys.executable, *start, *words, HF_HOME=str(home / "hf"))
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith("tunesmith: error: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert text in done.stderr
-    assert not (home / "never").exists(), "a run that cannot start leaves nothing behind"
+def test_a_wrong_table_is_reported_before_torch_is_imported(home: Path) -> None:
+    words = json.dumps([WRONG[case][0] for case in LIGHT])
+    command = [sys.executable, "-c", BROKEN_TORCH, words]
+    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=patient(120), check=False)
+    assert done.stdout == f"{[WRONG[case][1] for case in LIGHT]}\n", done.stderr
 
 
-def test_the_delimiter_that_the_error_names_works(home: Path) -> None:
-    done = tunesmith(home, "audit", "semicolons.csv", "--delimiter", "semicolon")
-    assert done.returncode in (0, 3), done.stderr
-    assert "delimiter" not in done.stderr
+def test_the_delimiter_that_the_error_names_works(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = tunesmith(home, capsys, "audit", "semicolons.csv", "--delimiter", "semicolon")
+    assert code in (0, 3), err
+    assert "delimiter" not in err

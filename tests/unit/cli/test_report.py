@@ -15,9 +15,9 @@ from synthetic_runs import make_folder, make_run
 from tunesmith.cli.main import main
 from tunesmith.cli.report import next_command
 from tunesmith.config.load import load_config
+from tunesmith.files import cache_folder
 from tunesmith.findings import Finding
 from tunesmith.runs.folder import RunDir
-from tunesmith.runs.writing import cache_folder
 
 
 @pytest.fixture

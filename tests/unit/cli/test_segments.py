@@ -31,5 +31,5 @@ def test_a_segment_that_the_model_does_not_have_is_named(
         "predict": ["predict", str(model), "--input", table, "--text_column_names", "sentence1,sentence2"],
     }
     assert main([*words[verb], *(["--output", f"{tmp_path}/out.csv"] if verb == "predict" else [])]) == 2
-    assert "segment 1, but the model has only 1 segment(s)" in capsys.readouterr().err
+    assert "segment 1 to the second text, but the model has only 1 segment(s)" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists()

@@ -1,4 +1,4 @@
-"""Files and flags become one checked config; every problem is told, with its place."""
+"""Files and flags become one checked config; every problem is reported with its place."""
 
 from __future__ import annotations
 
@@ -31,37 +31,14 @@ def problems_of(file: str | None, flags: dict[str, Any] | None = None, **options
     return caught.value.problems or (str(caught.value),)
 
 
-@pytest.mark.parametrize("name", ["run.yaml", "run.yml"])
-def test_yaml_config_is_read_by_option_type(write: Any, name: str) -> None:
-    text = (
-        "train_file: a.csv\nlearning_rate: 1e-5\nbf16: true\n"
-        "text_column_names: [s1, s2]\nlr_scheduler_type: polynomial\nlr_scheduler_kwargs: {power: 2}\n"
-    )
-    config = load_config(write(text, name))
-    assert config == RunConfig(
-        train_file="a.csv",
-        learning_rate=1e-5,
-        bf16=True,
-        text_column_names=("s1", "s2"),
-        lr_scheduler_type="polynomial",
-        lr_scheduler_kwargs={"power": 2},
-    )
-
-
-def test_flags_go_over_the_file_and_the_file_over_the_defaults(write: Any) -> None:
+def test_flags_win_over_the_file_and_file_over_defaults(write: Any) -> None:
     file = write("train_file: a.csv\nseed: 7\nlearning_rate: 1e-4\n")
     config = load_config(file, {"seed": "8"})
     assert (config.seed, config.learning_rate, config.num_train_epochs) == (8, 1e-4, None)
     assert (config.decided.learning_rate, config.decided.num_train_epochs) == (1e-4, 3.0)
 
 
-def test_a_start_config_takes_the_place_of_the_defaults(write: Any) -> None:
-    start = RunConfig(train_file="a.csv", seed=1, learning_rate=1e-3)
-    config = load_config(write("seed: 2\n"), {"max_steps": 5}, start=start)
-    assert config == RunConfig(train_file="a.csv", seed=2, learning_rate=1e-3, max_steps=5)
-
-
-def test_yaml_scalars_are_read_by_the_type_of_the_option(write: Any) -> None:
+def test_yaml_is_read_by_the_type_of_the_option(write: Any) -> None:
     config = load_config(
         write(
             "train_file: 2024-01-01\nlearning_rate: 1e-5\nlabel_column_name: no\nencoding: null\n"
@@ -77,25 +54,21 @@ def test_yaml_scalars_are_read_by_the_type_of_the_option(write: Any) -> None:
     assert config.eval_strategy == "no"
 
 
-def test_a_number_with_a_leading_zero_is_refused_where_a_number_is_wanted(write: Any) -> None:
-    assert problems_of(write("seed: 0123\n")) == ("run.yaml:1:1: seed: expected a whole number, got '0123'. Write 123",)
-
-
-def test_all_problems_of_file_and_flags_are_told_at_once(write: Any) -> None:
+def test_all_problems_are_reported_together(write: Any) -> None:
     file = write("seed: x\nlearnin_rate: 1\n\n  \nbf16: true\nseed: 3\nlr: 1\nmetric_name: acuracy\n")
     found = problems_of(file, {"fp16": "true", "per_device_train_batch_size": "-3", "epochs": "3"})
     assert found == (
-        "run.yaml:6:1: seed is given twice, first at run.yaml:1:1. Keep one of them",
+        "run.yaml:6:1: seed is set twice, first at run.yaml:1:1. Keep one of them",
         "run.yaml:2:1: learnin_rate: unknown option. Did you mean 'learning_rate'?",
         "run.yaml:7:1: lr: unknown option. Did you mean 'learning_rate'?",
         "--epochs: unknown option. Did you mean 'num_train_epochs'?",
         "--per_device_train_batch_size: -3 is too small. Use 1 or more",
         "run.yaml:8:1: metric_name: 'acuracy' is not a metric. Did you mean 'accuracy'?",
-        "--fp16: cannot be used together with bf16. Give one of them; bf16 where the GPU has it",
+        "--fp16: cannot be used together with bf16. Set one of them; bf16 if the GPU supports it",
     )
 
 
-def test_missing_training_rows_are_told_beside_other_problems_but_not_beside_a_misspelt_source(write: Any) -> None:
+def test_missing_training_data_is_a_problem(write: Any) -> None:
     assert len(problems_of(write("seed: x\n"), need_data=True)) == 2
     assert problems_of(write("train_fle: a.csv\n"), need_data=True) == (
         "run.yaml:1:1: train_fle: unknown option. Did you mean 'train_file'?",
@@ -111,52 +84,31 @@ def test_missing_training_rows_are_told_beside_other_problems_but_not_beside_a_m
             "seed: 1\ntrain_file: !!python/object/apply:os.system [touch canary]\n",
             "run.yaml:2:13: the tag 'tag:yaml.org,2002:python/object/apply:os.system' is not accepted. Write the plain value",
         ),
-        ("seed: !!int 3\n", "run.yaml:1:7: the tag 'tag:yaml.org,2002:int' is not accepted. Write the plain value"),
         ("- a\n", "run.yaml:1:1: expected option names and values, such as `learning_rate: 2e-5`"),
-        ("just text\n", "run.yaml:1:1: expected option names and values, such as `learning_rate: 2e-5`"),
         ("? [a]\n: 1\n", "run.yaml:1:3: a name must be plain text"),
         ("seed: " + "[" * 5000, "run.yaml:1:10: is nested too deeply"),
-        ("seed: 1\n---\nseed: 2\n", "run.yaml: holds more than one YAML document. Keep one"),
+        ("seed: 1\n---\nseed: 2\n", "run.yaml: contains more than one YAML document. Keep one"),
         ("seed: a: b\n", "run.yaml:1:8: is not YAML: mapping values are not allowed in this context"),
         (b"seed: 1\nrun_name: \xff\n", "run.yaml:2: is not UTF-8 text. Save it as UTF-8"),
         ("x" * (MAX_BYTES + 1), "run.yaml: is larger than 1,000,000 bytes. Is it a data file?"),
     ],
 )
-def test_yaml_that_is_not_a_plain_config_is_refused_with_its_place(write: Any, text: Any, message: str) -> None:
+def test_yaml_that_is_no_plain_config_is_refused(write: Any, text: Any, message: str) -> None:
     assert problems_of(write(text)) == (message,)
     assert not Path("canary").exists()
 
 
-def test_an_alias_bomb_is_refused_at_its_first_anchor(write: Any) -> None:
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
-    assert problems_of(write("\n".join(lines))) == (
-        "run.yaml:1:5: anchors and aliases are not accepted. Write the value out",
-    )
-
-
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "null\n", "\ufeff"])
-def test_an_empty_yaml_file_is_an_empty_config(write: Any, text: str) -> None:
+def test_empty_yaml_file_is_an_empty_config(write: Any, text: str) -> None:
     assert load_config(write(text), need_data=False) == RunConfig()
 
 
-@pytest.mark.parametrize("name", ["run.json", "run.toml"])
-def test_json_and_toml_configs_are_refused(write: Any, name: str) -> None:
-    assert problems_of(write("{}", name)) == (f"{name}: config files are written in YAML. Save it as a .yaml file.",)
-
-
 def test_thousands_of_names_are_not_a_config(write: Any) -> None:
-    text = "".join(f"key{i}: 1\n" for i in range(20_000))
-    assert problems_of(write(text)) == ("run.yaml: holds more than 500 names. Is it a data file?",)
+    text = "".join(f"key{i}: 1\n" for i in range(2000))
+    assert problems_of(write(text)) == ("run.yaml: contains more than 500 names. Is it a data file?",)
 
 
-def test_a_data_file_given_as_config_says_how_to_train_on_it(write: Any) -> None:
-    assert problems_of(write("a,b\n", "pairs.csv")) == (
-        "pairs.csv: is not a config file (.yaml). To train on a data file, use --train_file pairs.csv",
-    )
-
-
-def test_a_missing_config_file_is_one_clear_line(write: Any) -> None:
+def test_missing_config_file_is_one_line(write: Any) -> None:
     assert problems_of("nowhere.yaml") == (
         "nowhere.yaml: cannot read the config: No such file or directory. Check the path",
     )
@@ -187,14 +139,8 @@ def test_a_missing_config_file_is_one_clear_line(write: Any) -> None:
         ("logging_dir", "x", "seed", 42, "is ignored: curves and event log are written to the run folder"),
     ],
 )
-def test_an_old_name_is_accepted_with_a_note(
-    write: Any,
-    caplog: pytest.LogCaptureFixture,
-    old: str,
-    value: str,
-    new: str,
-    wanted: Any,
-    note: str,
+def test_old_name_is_accepted_with_a_note(
+    write: Any, caplog: pytest.LogCaptureFixture, old: str, value: str, new: str, wanted: Any, note: str
 ) -> None:
     config = load_config(write(f"{old}: {value}\n"), need_data=False)
     assert getattr(config, new) == wanted
@@ -204,12 +150,7 @@ def test_an_old_name_is_accepted_with_a_note(
     assert caplog.messages == [f"--{old} {note}"]
 
 
-def test_max_length_is_as_good_a_name_as_max_seq_length(caplog: pytest.LogCaptureFixture) -> None:
-    assert load_config(None, {"max_length": 64}, need_data=False).max_seq_length == 64
-    assert caplog.messages == []
-
-
-def test_an_old_and_a_new_name_in_one_file_are_a_problem_but_a_flag_wins_over_the_file(write: Any) -> None:
+def test_old_and_new_name_in_one_file_are_a_problem(write: Any) -> None:
     assert problems_of(write("eval_strategy: epoch\nevaluation_strategy: no\n")) == (
         "run.yaml:2:1: eval_strategy is already set at run.yaml:1:1. Keep one of them",
     )
@@ -218,24 +159,19 @@ def test_an_old_and_a_new_name_in_one_file_are_a_problem_but_a_flag_wins_over_th
 
 
 @pytest.mark.parametrize("name", ["trust_remote_code", "deepspeed", "push_to_hub"])
-def test_what_is_never_done_is_refused_with_the_reason_and_off_is_accepted(name: str) -> None:
+def test_unsupported_option_is_refused_unless_off(name: str) -> None:
     assert problems_of(None, {name: "true"})[0].startswith(f"--{name}: ")
     assert load_config(None, {name: "false"}, need_data=False) == RunConfig()
     assert load_config(None, {name: None}, need_data=False) == RunConfig()
 
 
-def test_a_token_is_never_taken_and_never_shown() -> None:
+def test_token_is_refused_and_not_shown() -> None:
     assert problems_of(None, {"token": "hf_secret"}) == (
         "--token: a token does not belong in a config; set the environment variable HF_TOKEN",
     )
 
 
-@pytest.mark.parametrize("value", ["1.0", "-0.1", "x"])
-def test_a_warmup_ratio_outside_its_range_is_refused(value: str) -> None:
-    assert problems_of(None, {"warmup_ratio": value})[0].startswith("--warmup_ratio: expected a number from 0 to 1")
-
-
-def test_python_values_and_text_mean_the_same() -> None:
+def test_python_values_equal_text() -> None:
     native = load_config(None, {"train_file": "a", "bf16": True, "learning_rate": 1e-4, "freeze": ("embeddings",)})
     text = load_config(None, {"train_file": "a", "bf16": "true", "learning_rate": "1e-4", "freeze": "embeddings"})
     assert native == text
@@ -245,29 +181,38 @@ def test_python_values_and_text_mean_the_same() -> None:
     ("name", "wanted"),
     [("label", "label_column_name"), ("text", "text_column_names"), ("class_weight", "class_weights")],
 )
-def test_likely_guess_suggests_the_option_that_is_meant(name: str, wanted: str) -> None:
+def test_likely_guess_suggests_the_option(name: str, wanted: str) -> None:
     assert problems_of(None, {name: "x"}) == (f"--{name}: unknown option. Did you mean {wanted!r}?",)
 
 
-def test_run_yaml_of_an_earlier_version_loads_without_notes(write: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_yaml_of_an_earlier_version_loads(write: Any, caplog: pytest.LogCaptureFixture) -> None:
     removed = (
         "config_name: null\ntorch_compile: false\nsave_only_model: false\nweights_only: false\neval_on_start: false\n"
     )
     removed += "logging_strategy: steps\nproject: tunesmith\nshuffle_window: 50\ndataloader_pin_memory: true\nfsdp_config: {}\n"
+    removed += "pad_to_max_length: false\neval_delay: 0\nearly_stopping_threshold: 0.0\ngreater_is_better: null\n"
+    removed += "dataloader_num_workers: 0\nauto_find_batch_size: true\ntoken_budget: null\nallow_single_label: false\n"
+    removed += "dataloader_drop_last: false\nmax_predict_samples: null\n"
     assert load_config(write(removed), need_data=False) == RunConfig()
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("token_budget", "per_device_train_batch_size"),
+        ("max_predict_samples", "max_eval_samples"),
+        ("allow_single_label", "another label"),
+        ("dataloader_drop_last", "always used"),
+    ],
+)
+def test_removed_option_names_its_replacement(name: str, instead: str) -> None:
+    [problem] = problems_of(None, {name: "7"})
+    assert problem.startswith(f"--{name}: ")
+    assert instead in problem
 
 
 def test_resume_from_checkpoint_refuses_a_folder() -> None:
     assert problems_of(None, {"resume_from_checkpoint": "runs/a/checkpoint-5"}) == (
         "--resume_from_checkpoint: doesn't accept a folder. Omit the value to resume from the latest valid checkpoint",
     )
-
-
-def test_push_to_hub_names_the_push_command() -> None:
-    assert "tunesmith push" in problems_of(None, {"push_to_hub": "true"})[0]
-
-
-def test_same_validation_and_test_file_is_refused_with_its_reason() -> None:
-    files = {"train_file": "a.csv", "validation_file": "b.csv", "test_file": "b.csv"}
-    assert any("The validation examples selected the checkpoint" in line for line in problems_of(None, files))

@@ -20,24 +20,27 @@ GERMAN = (
     "Die Rechnung ist doppelt gebucht",
     "Ich komme nicht ins Portal",
 )
-CHINESE = (
-    "打印机从昨天开始不工作了请帮忙",
-    "发票被重复扣款两次需要退款",
-    "我无法登录系统页面显示错误",
-    "快递包裹一直没有送到",
-)
 
 
 @dataclass(frozen=True)
 class Messy:
-    """`text` and `label` as they should be found, with the task; None for both: a question that names `ready`."""
+    """`expected`: text columns, label column and task as they should be found; None: a question that names `ready`."""
 
     name: str
     write: Callable[[Path], None]
-    text: tuple[str, ...] | None = None
-    label: str | None = None
-    task: str | None = None
+    expected: tuple[tuple[str, ...], str, str] | None = None
     ready: str | None = None
+
+
+def found(name: str, expected: str, write: Callable[[Path], None]) -> Messy:
+    """A file that is read; `expected` is "text columns > label > task"."""
+    text, label, task = expected.split(" > ")
+    return Messy(name, write, (tuple(text.split(",")), label, task))
+
+
+def asked(name: str, ready: str, write: Callable[[Path], None]) -> Messy:
+    """A file that is asked about."""
+    return Messy(name, write, ready=ready)
 
 
 def sentence(i: int) -> str:
@@ -111,122 +114,133 @@ def pick(*values: Any) -> Callable[[int], Any]:
 
 
 QUEUES = pick("billing", "access", "hardware")
+ROWS = range(60)
+
+
+def text(write: str, code: str = "utf-8") -> Callable[[Path], None]:
+    """A writer of the lines of a template with {i}, {text} and {ab}."""
+    ab = pick("a", "b")
+    return lambda path: (
+        path.write_bytes(
+            "".join(write.format(i=i, text=sentence(i).replace(",", ""), ab=ab(i)) for i in ROWS).encode(code)
+        )
+        and None
+    )
+
+
+def parquet(columns: dict[str, Callable[[int], Any]]) -> Callable[[Path], None]:
+    """A writer of a parquet file."""
+
+    def write(path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({name: [f(i) for i in ROWS] for name, f in columns.items()}), path)
+
+    return write
+
+
+def headed(head: str, write: Callable[[Path], None]) -> Callable[[Path], None]:
+    """The writer with a line in front."""
+
+    def both(path: Path) -> None:
+        write(path)
+        path.write_bytes(head.encode() + path.read_bytes())
+
+    return both
+
+
+def one_object(value: Any) -> Callable[[Path], None]:
+    """A writer of one JSON value."""
+    return lambda path: path.write_text(json.dumps(value)) and None
+
+
+SPANISH = table(
+    {"Reseña": lambda i: f"Muy contenta con la atención y el envío {i}", "Opinión": pick("buena", "mala")},
+    sep=";",
+    code="cp1252",
+)
+RECORDS = lines(
+    [
+        {"id": i, "data": {"review": sentence(i)}, "annotations": [{"result": [{"value": {"choices": ["ab"[i % 2]]}}]}]}
+        for i in ROWS
+    ]
+)
+HOT = {
+    "text": sentence,
+    "author": lambda i: f"u_{i % 30}",
+    "subreddit": pick("cats", "news", "food"),
+    "joy": pick(0, 1),
+    "fear": pick(0, 1, 0),
+    "anger": pick(1, 0, 0),
+}
+FORMER = {
+    "comment": sentence,
+    "prediction": pick("good", "bad"),
+    "prob_good": lambda i: i / 70,
+    "prob_bad": lambda i: 1 - i / 70,
+}
+IDS = {"ticket": lambda i: 10000 + i, "opened": lambda i: f"2024-03-{i % 28 + 1:02d}", "body": sentence, "team": QUEUES}
+SUBJECT = {"subject_line": lambda i: f"about the {SUBJECTS[i % 8]} number {i}", "details": sentence, "queue": QUEUES}
+GERMAN_ROWS = {"Beschreibung": lambda i: f"{GERMAN[i % 3]}, Vorgang {i}", "Kategorie": pick("Technik", "Rechnung")}
+PHRASES = {"phrase_a": sentence, "phrase_b": lambda i: sentence(i + 1), "same": pick(0, 1)}
+ANSWERS = {"question": sentence, "answer": lambda i: sentence(i + 3), "ok": pick("yes", "no")}
+PANDAS = {"text": {str(i): sentence(i) for i in ROWS}, "label": {str(i): "ab"[i % 2] for i in ROWS}}
+TOXIC = {"comment": sentence, "toxic": pick(0, 1), "insult": pick(0, 0, 1), "threat": pick(1, 0)}
+TOPICS = pick('["x", "y"]', '["y"]', "[]", '["z", "x"]')
+
+
+def tagged(*tags: str) -> Callable[[Path], None]:
+    """A writer of texts with several labels in one cell."""
+    return table({"text": sentence, "tags": pick(*tags)})
+
+
 FILES = [
-    Messy("queue.csv", table({"message": sentence, "queue": QUEUES}), ("message",), "queue", "multiclass"),
-    Messy(
-        "german.csv",
-        table(
-            {"Beschreibung": lambda i: f"{GERMAN[i % 3]}, Vorgang {i}", "Kategorie": pick("Technik", "Rechnung")},
-            sep=";",
-            head="\ufeff",
-        ),
-        ("Beschreibung",),
-        "Kategorie",
-        "binary",
+    found("queue.csv", "message > queue > multiclass", table({"message": sentence, "queue": QUEUES})),
+    found("german.csv", "Beschreibung > Kategorie > binary", table(GERMAN_ROWS, sep=";", head="\ufeff")),
+    found("ids_first.csv", "body > team > multiclass", table(IDS)),
+    found("pairs.tsv", "phrase_a,phrase_b > same > binary", table(PHRASES, sep="\t")),
+    found("pipes.csv", "text > tags > multilabel", tagged("a|b", "b", "a", "c|a", "b|c")),
+    found("lists.csv", "text > topics > multilabel", table({"text": sentence, "topics": TOPICS})),
+    found("hot.csv", "comment > toxic,insult,threat > multilabel", table(TOXIC)),
+    found("stars.csv", "review > stars > multiclass", table({"review": sentence, "stars": pick(1, 2, 3, 4, 5)})),
+    found(
+        "sheet.xlsx", "Anfrage > Abteilung > multiclass", sheet({"Nr": int, "Anfrage": sentence, "Abteilung": QUEUES})
     ),
-    Messy(
-        "chinese.csv",
-        table({"内容": lambda i: f"{CHINESE[i % 4]}{i}", "类型": pick("硬件", "账单", "物流")}),
-        ("内容",),
-        "类型",
-        "multiclass",
+    found("records.jsonl", "review > label > binary", RECORDS),
+    found("pandas.json", "text > label > binary", one_object(PANDAS)),
+    found(
+        "places.parquet",
+        "text > label > multilabel",
+        parquet({"text": sentence, "label": lambda i: [i % 2, i % 3 // 2, 1]}),
     ),
-    Messy(
-        "ids_first.csv",
-        table(
-            {
-                "ticket": lambda i: 10000 + i,
-                "opened": lambda i: f"2024-03-{i % 28 + 1:02d}",
-                "body": sentence,
-                "team": QUEUES,
-            }
-        ),
-        ("body",),
-        "team",
-        "multiclass",
-    ),
-    Messy(
+    asked(
         "two_labels.csv",
-        table({"message": sentence, "queue": QUEUES, "priority": pick("high", "low", "mid")}),
-        ready="--label_column_name",
+        "--label_column_name",
+        table({"message": sentence, "queue": QUEUES, "prio": pick("a", "b", "c")}),
     ),
-    Messy(
-        "two_texts.csv",
-        table(
-            {"subject_line": lambda i: f"about the {SUBJECTS[i % 8]} number {i}", "details": sentence, "queue": QUEUES}
-        ),
-        ready="--text_column_names",
+    asked("two_texts.csv", "--text_column_names", table(SUBJECT)),
+    asked("commas.csv", "--label_separator comma", tagged("red, green", "green", "blue, red", "blue")),
+    asked(
+        "decimals.csv", "Write plain numbers", table({"Text": sentence, "Note": lambda i: f"{i % 5},{i % 10}"}, sep=";")
     ),
-    Messy(
-        "pairs.tsv",
-        table({"phrase_a": sentence, "phrase_b": lambda i: sentence(i + 1), "same": pick(0, 1)}, sep="\t"),
-        ("phrase_a", "phrase_b"),
-        "same",
-        "binary",
+    asked("missing.csv", "--skip_bad_rows", table({"text": sentence, "label": pick("yes", "no", "N/A")})),
+    asked("noheader.csv", "Add a first line with column names", table({sentence(3): sentence, "hardware": QUEUES})),
+    asked("zipped.csv.gz", "--text_column_names", table(ANSWERS)),
+    asked("spanish.csv", "--encoding cp1252", SPANISH),
+    asked("unicode_text.txt", "--encoding utf-16-le", text("{text}\t{ab}\n", "utf-16-le")),
+    asked(
+        "backslashes.csv",
+        'Write them as "" instead',
+        headed("id,text,label\n", text('{i},"he said \\"{text}\\", and left",{ab}\n')),
     ),
-    Messy(
-        "pipes.csv",
-        table({"text": sentence, "tags": pick("a|b", "b", "a", "c|a", "b|c")}),
-        ("text",),
-        "tags",
-        "multilabel",
+    asked("apostrophes.csv", "Fields are enclosed in '", headed("text,label\n", text("'{text}, yes','{ab}'\n"))),
+    asked("twice.csv", "Rename one of them", headed("text,label,label\n", text("{text},{ab},x\n"))),
+    asked(
+        "variants.csv", "--merge_label_variants", table({"text": sentence, "label": pick("Yes", "yes ", "No", "no")})
     ),
-    Messy(
-        "semicolons.csv",
-        table({"text": sentence, "tags": pick("red;green", "green", "blue;red", "blue")}),
-        ("text",),
-        "tags",
-        "multilabel",
-    ),
-    Messy(
-        "lists.csv",
-        table({"text": sentence, "topics": pick('["x", "y"]', '["y"]', "[]", '["z", "x"]')}),
-        ("text",),
-        "topics",
-        "multilabel",
-    ),
-    Messy(
-        "hot.csv",
-        table({"comment": sentence, "toxic": pick(0, 1), "insult": pick(0, 0, 1), "threat": pick(1, 0)}),
-        ("comment",),
-        "toxic,insult,threat",
-        "multilabel",
-    ),
-    Messy(
-        "commas.csv",
-        table({"text": sentence, "tags": pick("red, green", "green", "blue, red", "blue")}),
-        ready="--label_separator comma",
-    ),
-    Messy("stars.csv", table({"review": sentence, "stars": pick(1, 2, 3, 4, 5)}), ("review",), "stars", "multiclass"),
-    Messy(
-        "decimals.csv",
-        table({"Text": sentence, "Note": lambda i: f"{i % 5},{i % 10}"}, sep=";"),
-        ready="Write plain numbers",
-    ),
-    Messy("missing.csv", table({"text": sentence, "label": pick("yes", "no", "N/A")}), ready="--skip_bad_rows"),
-    Messy("dashes.csv", table({"text": sentence, "category": pick("in", "out", "-")}), ready="--skip_bad_rows"),
-    Messy(
-        "sheet.xlsx",
-        sheet({"Nr": lambda i: i, "Anfrage": sentence, "Abteilung": QUEUES}),
-        ("Anfrage",),
-        "Abteilung",
-        "multiclass",
-    ),
-    Messy(
-        "noheader.csv",
-        lambda path: table({"the printer on floor nine does not work": sentence, "hardware": QUEUES})(path),
-        ready="Add a first line with column names",
-    ),
-    Messy(
-        "latin.jsonl",
-        lines([{"texte": f"{sentence(i)} café", "étiquette": "ab"[i % 2], "lang": "fr"} for i in range(40)]),
-        ("texte",),
-        "étiquette",
-        "binary",
-    ),
-    Messy(
-        "zipped.csv.gz",
-        table({"question": sentence, "answer": lambda i: sentence(i + 3), "ok": pick("yes", "no")}),
-        ready="--text_column_names",
-    ),
+    asked("points.csv", "--do_regression true", table({"essay": sentence, "points": lambda i: i * 7 % 25})),
+    asked("emotions.csv", "--label_column_name joy,fear,anger", table(HOT)),
+    asked("former.csv", "--label_column_name prediction", table(FORMER)),
+    asked("books.xlsx", "--sheet_name Data", sheet({"Text": sentence, "Klasse": pick("a", "b")}, more=("Q2",))),
 ]

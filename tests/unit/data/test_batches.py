@@ -1,9 +1,7 @@
-"""Token rows, padding, windows of ranks, evaluation batches, prefetching."""
+"""Token rows, padding, the order of an epoch, windows of ranks, evaluation batches, prefetching."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from conftest import token_lists
-from patience import patient
-from tunesmith.data.batches import Batches, Padding, evaluation_batches, make_batch
-from tunesmith.data.tokens import TokenRows, prefetched
+from tunesmith.data.batches import Batches, Padding, TokenRows, epoch_order, evaluation_batches
 
 
-def test_rows_from_a_memory_mapped_arrow_file_of_many_chunks_are_the_rows_written(tmp_path: Path) -> None:
+def test_rows_of_a_chunked_arrow_file_are_the_rows_written(tmp_path: Path) -> None:
     data = token_lists(57)
     table = pa.table({k: pa.array(v) for k, v in data.items()})
     with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -38,38 +36,9 @@ def test_rows_from_a_memory_mapped_arrow_file_of_many_chunks_are_the_rows_writte
     assert rows.used_ids(160).tolist() == sorted({v for r in data["input_ids"] for v in r})
 
 
-def test_selected_rows_keep_their_labels() -> None:
-    data = token_lists(10)
-    some = TokenRows.from_lists(data).select(np.array([7, 2]))
-    assert [r.tolist() for r in some.take(np.array([0, 1]))["input_ids"]] == [
-        data["input_ids"][7],
-        data["input_ids"][2],
-    ]
-    assert some.labels is not None
-    assert some.labels.tolist() == [data["labels"][7], data["labels"][2]]
-
-
-@pytest.mark.parametrize(
-    ("padding", "width"),
-    [(Padding(), 7), (Padding(multiple_of=4), 8), (Padding(fixed_length=12), 12), (Padding(side="left"), 7)],
-)
-def test_padding_fills_the_side_it_is_told_and_masks_it(padding: Padding, width: int) -> None:
-    rows = [np.array([5, 6, 7]), np.array([1, 2, 3, 4, 5, 6, 7])]
-    batch = Padding(9, 3, padding.side, padding.multiple_of, padding.fixed_length)(
-        {"input_ids": rows, "token_type_ids": rows}
-    )
-    assert batch["input_ids"].shape == (2, width)
-    first = batch["input_ids"][0].tolist()
-    real = [5, 6, 7]
-    assert first == ([9] * (width - 3) + real if padding.side == "left" else real + [9] * (width - 3))
-    assert batch["attention_mask"][0].sum() == 3
-    assert batch["attention_mask"][1].sum() == 7
-    assert (batch["token_type_ids"][0][batch["attention_mask"][0] == 0] == 3).all()
-
-
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_ranks_share_each_window_without_overlap_and_a_rank_without_rows_is_idle(world: int, accumulation: int) -> None:
+def test_ranks_share_each_window_without_overlap(world: int, accumulation: int) -> None:
     rows = TokenRows.from_lists(token_lists(25))
     parts = [
         list(Batches(rows, Padding(), 4, seed=1, accumulation=accumulation, rank=r, world=world).windows(0))
@@ -83,7 +52,7 @@ def test_ranks_share_each_window_without_overlap_and_a_rank_without_rows_is_idle
         assert all(len(b) <= 4 for w in windows for b in w.micro_batches)
 
 
-def test_skipped_windows_are_those_that_would_have_come_first() -> None:
+def test_skipped_windows_are_the_first() -> None:
     batches = Batches(TokenRows.from_lists(token_lists(30)), Padding(), 4, seed=1)
     whole = [w.rows.tolist() for w in batches.windows(2)]
     assert [w.rows.tolist() for w in batches.windows(2, skip=5)] == whole[5:]
@@ -91,7 +60,7 @@ def test_skipped_windows_are_those_that_would_have_come_first() -> None:
 
 
 @pytest.mark.parametrize("sampling", ["random", "group_by_length"])
-def test_windows_prepared_ahead_are_the_same_windows(sampling: Any) -> None:
+def test_windows_prepared_ahead_are_the_same(sampling: Any) -> None:
     plain = Batches(TokenRows.from_lists(token_lists(50)), Padding(), 4, seed=1, accumulation=2, sampling=sampling)
     for skip in (0, 3):
         pairs = zip(plain.windows(1, skip), replace(plain, ahead=3).windows(1, skip), strict=True)
@@ -102,7 +71,7 @@ def test_windows_prepared_ahead_are_the_same_windows(sampling: Any) -> None:
                 assert torch.equal(a.labels, b.labels)  # type: ignore[arg-type]
 
 
-def test_evaluation_batches_hold_every_row_once_and_respect_both_limits() -> None:
+def test_evaluation_batches_contain_every_row_once() -> None:
     rows = TokenRows.from_lists(token_lists(40, longest=30))
     found: list[int] = []
     for batch in evaluation_batches(rows, Padding(), max_rows=16, max_tokens=100):
@@ -112,39 +81,61 @@ def test_evaluation_batches_hold_every_row_once_and_respect_both_limits() -> Non
     assert sorted(found) == list(range(40))
 
 
-def test_a_batch_counts_real_and_padded_tokens() -> None:
-    rows = TokenRows.from_lists({"input_ids": [[1, 2, 3], [1]], "labels": [0, 1]})
-    batch = make_batch(rows, np.array([0, 1]), Padding())
-    assert (batch.tokens, batch.padded_tokens) == (4, 6)
-    assert torch.equal(batch.labels, torch.tensor([0, 1]))  # type: ignore[arg-type]
+LENGTHS = np.random.default_rng(0).integers(5, 120, 1003)
 
 
-def test_prefetched_items_come_in_order_and_an_error_arrives_where_its_item_would() -> None:
-    def source() -> Iterator[int]:
-        yield from range(5)
-        raise ValueError("broken at 5")
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 300),
+    per_step=st.integers(1, 40),
+    seed=st.integers(0, 2**40),
+    epoch=st.integers(0, 50),
+    sampling=st.sampled_from(["random", "sequential", "group_by_length"]),
+)
+def test_epoch_contains_every_row_once(rows: int, per_step: int, seed: int, epoch: int, sampling: Any) -> None:
+    order = epoch_order(rows, seed=seed, epoch=epoch, rows_per_step=per_step, sampling=sampling, lengths=LENGTHS)
+    assert sorted(order.rows.tolist()) == list(range(rows))
+    windows = [order.window(i) for i in range(len(order))]
+    assert sum(len(w) for w in windows) == rows
+    assert all(len(w) for w in windows)
+    assert [len(w) for w in windows[:-1]] == [per_step] * (len(windows) - 1)
 
-    seen: list[int] = []
-    items = prefetched(source(), lambda x: x * 2)
-    with pytest.raises(ValueError, match="broken at 5"):
-        seen.extend(items)
-    assert seen == [0, 2, 4, 6, 8]
+
+@pytest.mark.parametrize("sampling", ["random", "group_by_length"])
+def test_order_depends_on_seed_and_epoch_only(sampling: Any) -> None:
+    def rows(seed: int, epoch: int) -> list[int]:
+        np.random.seed(None)
+        order = epoch_order(1003, seed=seed, epoch=epoch, rows_per_step=8, sampling=sampling, lengths=LENGTHS)
+        return [int(r) for r in order.rows]
+
+    assert rows(1, 0) == rows(1, 0)
+    assert rows(1, 0) != rows(1, 1)
+    assert rows(1, 0) != rows(2, 0)
 
 
-def test_leaving_a_prefetched_loop_stops_its_thread() -> None:
-    import threading
+def test_group_by_length_leaves_little_padding() -> None:
+    def padded(sampling: Any) -> float:
+        order = epoch_order(1003, seed=3, epoch=0, rows_per_step=8, sampling=sampling, lengths=LENGTHS)
+        windows = [LENGTHS[order.window(i)] for i in range(len(order))]
+        return float(sum(w.max() * len(w) for w in windows) / LENGTHS.sum())
 
-    def forever() -> Iterator[int]:
-        number = 0
-        while True:
-            yield number
-            number += 1
+    assert padded("random") > 1.5
+    assert padded("group_by_length") < 1.06
 
-    before = threading.active_count()
-    items: Any = prefetched(forever(), lambda x: x)
-    assert [next(items) for _ in range(3)] == [0, 1, 2]
-    items.close()
-    deadline = time.monotonic() + patient(5)
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+
+@pytest.mark.parametrize("sampling", ["random", "group_by_length"])
+def test_drop_last_leaves_out_other_rows_in_each_epoch(sampling: Any) -> None:
+    def left_out(epoch: int) -> set[int]:
+        order = epoch_order(
+            103, seed=7, epoch=epoch, rows_per_step=16, sampling=sampling, lengths=LENGTHS, drop_last=True
+        )
+        assert [len(order.window(i)) for i in range(len(order))] == [16] * 6
+        seen = {int(row) for i in range(len(order)) for row in order.window(i)}
+        assert len(seen) == 96
+        return set(range(103)) - seen
+
+    epochs = [left_out(epoch) for epoch in range(40)]
+    assert epochs[3] == left_out(3), "a pure function of seed and epoch"
+    assert len(set().union(*epochs)) > 80, "sooner or later it is every row's turn"
+    shortest = set(np.argsort(LENGTHS[:103], kind="stable")[:7].tolist())
+    assert sum(len(out & shortest) for out in epochs) < 60, "17 to be expected of 280"

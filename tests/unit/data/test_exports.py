@@ -1,4 +1,4 @@
-"""Exports of annotation tools and survey forms, as their programs write them, are read without a conversion."""
+"""Exports of annotation tools, as their programs write them, are read without a conversion."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 
 from data_loading import load_data
 from tunesmith.data.read import DataBundle
-from tunesmith.data.row_blocks import column_blocks
-from unit.data.messy_files import pick, sentence, table
+from tunesmith.data.text_files import column_blocks
+from unit.data.messy_files import pick, sentence
 
 ROWS = range(40)
+
+
 LABEL = pick("positive", "negative")
 
 
@@ -88,11 +90,10 @@ def doccano(i: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("record", [label_studio, argilla_2, argilla_flat, argilla_feedback, argilla_1, doccano])
-@pytest.mark.parametrize("form", ["x.json", "x.jsonl"])
-def test_export_is_read_as_text_and_one_label(record: Any, form: str, tmp_path: Path) -> None:
+def test_export_is_read_as_text_and_one_label(record: Any, tmp_path: Path) -> None:
     rows = [record(i) for i in ROWS]
-    path = tmp_path / form
-    path.write_text(json.dumps(rows, indent=2) if form == "x.json" else "".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(rows, indent=2))
     for _ in range(2):  # parsed, then from the cached table
         found = load(path)
         assert found.columns.text == ("text",)
@@ -103,7 +104,7 @@ def test_export_is_read_as_text_and_one_label(record: Any, form: str, tmp_path: 
         assert record is doccano or any("is an export of" in note for note in found.notes)
 
 
-def test_export_in_memory_and_for_prediction_is_read_too(tmp_path: Path) -> None:
+def test_export_in_memory_and_for_prediction_is_read(tmp_path: Path) -> None:
     rows = [label_studio(i) for i in ROWS]
     found = load_data(train_data=rows, validation_split_fraction=0)
     assert (found.columns.text, found.columns.label) == (("text",), "sentiment")
@@ -112,27 +113,9 @@ def test_export_in_memory_and_for_prediction_is_read_too(tmp_path: Path) -> None
     assert block["text"] == [sentence(i) for i in ROWS]
 
 
-def test_export_with_several_labels_per_task_is_multilabel(tmp_path: Path) -> None:
-    rows = [doccano(i) | {"label": ["positive", "late"] if i % 3 == 0 else [LABEL(i)]} for i in ROWS]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert load(tmp_path / "x.jsonl").labels.task.value == "multilabel"
-
-
 def test_export_with_unfinished_tasks_names_them(tmp_path: Path) -> None:
     rows = [label_studio(i) | ({"annotations": []} if i in (3, 7) else {}) for i in ROWS]
     (tmp_path / "x.json").write_text(json.dumps(rows))
     found = load(tmp_path / "x.json", skip_bad_rows=True)
     assert len(found.splits["train"]) == 38
     assert [row.reasons for row in found.bad_rows] == [("sentiment: the label is missing",)] * 2
-
-
-def test_google_forms_questions_are_a_header(tmp_path: Path) -> None:
-    columns = {
-        "Timestamp": lambda i: f"2024/03/{i % 28 + 1:02d} 10:1{i % 10}:00 AM",
-        "What did you like or dislike about our service today?": sentence,
-        "Which department should take care of this?": pick("billing", "access", "hardware"),
-    }
-    table(columns)(tmp_path / "form.csv")
-    found = load(tmp_path / "form.csv")
-    assert (found.columns.text, found.columns.label) == (tuple(columns)[1:2], tuple(columns)[2])
-    assert "Not used: 'Timestamp'." in found.notes

@@ -7,12 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tunesmith.diagnosis.features import (
-    gain_of_score,
-    random_share,
-    read_curves,
-    turned,
-)
+from tunesmith.diagnosis.features import turned
+from tunesmith.diagnosis.reading import gain_of_score, read_curves
 from tunesmith.diagnosis.verdict import CODES, diagnose
 from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
 from tunesmith.labels import Task
@@ -152,24 +148,6 @@ def test_few_validation_rows_that_cannot_tell_are_said_to_be_few() -> None:
             held = diagnose(curves, {"learning_rate": 1e-4, "validation_file": "v.csv"})[0]
             assert "--folds" not in held.advice[0], "folds make their own validation rows"
     assert "not_enough_evidence" in codes
-
-
-@pytest.mark.parametrize("skill", [0.2, 0.5, 0.9])
-@pytest.mark.parametrize("tails", ["normal", "laplace"])
-def test_labels_of_a_regression_that_mean_nothing_are_counted_and_heavy_tails_are_not(skill: float, tails: str) -> None:
-    draw = np.random.default_rng(2)
-    labels = getattr(draw, tails)(size=500)
-    constant = BestConstant.of(Task.REGRESSION, labels, 1)
-    answers = skill * labels + getattr(draw, tails)(size=500) * 0.5
-    wrong = np.where(draw.random(500) < 0.4, draw.permutation(labels), labels)
-    good, noisy = (keep_rows(constant, answers, known) for known in (labels, wrong))
-    assert good is not None
-    assert noisy is not None
-    share, ratio = random_share(good)
-    assert share < 0.3 or ratio < 9, "a weak answer is not a wrong label"
-    if skill > 0.2:
-        share, ratio = random_share(noisy)
-        assert (0.25 < share < 0.65, ratio > 9) == (True, True), (share, ratio)
 
 
 def test_rows_without_an_evaluation_are_not_enough_evidence() -> None:

@@ -1,4 +1,4 @@
-"""The fitted model of verdicts: it is the one of the stored signs, and it keeps to what is ruled out."""
+"""The fitted model of verdicts: it is fitted to the stored features, and impossible verdicts have no probability."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tunesmith.diagnosis.features import Features, read_curves, read_features
-from tunesmith.diagnosis.verdict import CODES, MODEL_FILE, columns_of_signs, is_possible, weigh_verdicts
+from tunesmith.diagnosis.features import Features, read_features
+from tunesmith.diagnosis.reading import read_curves
+from tunesmith.diagnosis.verdict import CODES, MODEL_FILE, columns_of, is_possible, weigh_verdicts
 from tunesmith.runs.curves import curves_from_events
 
 ROOT = Path(__file__).parents[3]
@@ -38,18 +39,18 @@ def test_what_is_ruled_out_has_no_probability(features: Features) -> None:
     assert likely["no_signal"] == likely["class_ignored"] == 0
 
 
-def test_the_model_of_the_package_is_the_one_of_the_stored_signs() -> None:
-    """Its loss on the table is at its minimum: another table, other signs or another penalty would leave a slope."""
+def test_packaged_model_is_fitted_to_the_stored_features() -> None:
+    """Its loss on the table is at its minimum: another table, other features or another penalty would leave a slope."""
     fit = SimpleNamespace(**runpy.run_path(str(ROOT / "bench" / "diagnose_fit.py")))
     stored = json.loads(MODEL_FILE.read_text())
-    model = {k: np.array(v) for k, v in stored.items() if k not in ("signs", "verdicts", "penalty")}
+    model = {k: np.array(v) for k, v in stored.items() if k not in ("features", "verdicts", "penalty")}
     table = fit.Table()
-    assert (stored["signs"], tuple(stored["verdicts"])) == (table.names, fit.VERDICTS)
+    assert (stored["features"], tuple(stored["verdicts"])) == (table.names, fit.VERDICTS)
     scales = fit.scales(table.values[table.fits])
     assert all(np.allclose(model[name], values) for name, values in scales.items())
     coefficients = model["coefficients"].copy()
     coefficients[-1, 0] -= math.log(fit.HEALTHY_TIMES)
-    columns = columns_of_signs(table.values[table.fits], model)
+    columns = columns_of(table.values[table.fits], model)
     slopes = [
         float(np.abs(fit.loss_of(point, columns, table, table.fits, stored["penalty"])[1]).max())
         for point in (coefficients, 0.8 * coefficients)

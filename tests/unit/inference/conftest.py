@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import runpy
 import threading
 import time
 from collections.abc import Iterator
@@ -17,21 +16,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import synthetic_runs
 from tunesmith.errors import DataError
-from tunesmith.inference.batcher import Batcher, LoadedModels
 from tunesmith.inference.board import Board
 from tunesmith.inference.server import Listen, make_server, open_socket
+from tunesmith.inference.service import Batcher, LoadedModels
 from tunesmith.labels import LabelMap
 from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import seal
+from tunesmith.runs.manifest import write_manifest
 
 TOKEN = "t" * 43
-
-
-@pytest.fixture(scope="session")
-def synthetic() -> SimpleNamespace:
-    """`make_run` and `make_folder`."""
-    return SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "synthetic_runs.py")))
 
 
 class FakeModel:
@@ -129,29 +123,31 @@ def serving() -> SimpleNamespace:
 
 
 @pytest.fixture(scope="module")
-def steady(tmp_path_factory: pytest.TempPathFactory, synthetic: SimpleNamespace) -> Iterator[Served]:
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A board that all tests of a file share, since none of them changes its runs."""
-    yield from serve(make_runs(tmp_path_factory.mktemp("board"), synthetic))
+    yield from serve(make_runs(tmp_path_factory.mktemp("board")))
 
 
 @pytest.fixture
-def runs(tmp_path: Path, synthetic: SimpleNamespace) -> Path:
+def runs(tmp_path: Path) -> Path:
     """The runs of `served`."""
-    return make_runs(tmp_path, synthetic)
+    return make_runs(tmp_path)
 
 
-def make_runs(tmp_path: Path, synthetic: SimpleNamespace) -> Path:
+def make_runs(tmp_path: Path) -> Path:
     """Two finished runs, one with a model folder, and secrets around them."""
     root = tmp_path / "runs"
-    events = synthetic.make_run([0.5, 0.3, 0.15], [0.45, 0.40, 0.46], accuracy=[0.78, 0.85, 0.86], steps_per_epoch=20)
+    events = synthetic_runs.make_run(
+        [0.5, 0.3, 0.15], [0.45, 0.40, 0.46], accuracy=[0.78, 0.85, 0.86], steps_per_epoch=20
+    )
     for name in ("alpha", "beta"):
-        synthetic.make_folder(root / name, events, rows=40)
+        synthetic_runs.make_folder(root / name, events, rows=40)
     model = RunDir(root / "alpha").model
     model.mkdir()
     facts = {"text_columns": ["text"], "labels": {"names": ["short", "long"], "task": "binary"}}
     facts |= dict.fromkeys(("label_column", "max_length", "glue_task", "metrics"))
     (model / "tunesmith.json").write_text(json.dumps(facts))
-    seal(model, {"kind": "model"}, {})
+    write_manifest(model, {"kind": "model"}, {})
     (tmp_path / "secret.txt").write_text("SECRET")
     (root / "secret.txt").write_text("SECRET")
     return root

@@ -100,7 +100,7 @@ def test_bulk_rerun_changes_nothing_and_refuses_other_options(
     assert "the folder belongs to a different job: top_k changed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("size", [0.5])
+@pytest.mark.parametrize("size", [0, 0.5])
 def test_bulk_truncated_output_is_predicted_again(
     size: float, unbroken: Path, model: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -161,6 +161,9 @@ def test_bulk_refuses_empty_texts_and_folders_with_other_files(model: Path, tmp_
     file.write_text('{"text": "a film"}\n{"text": " "}\n')
     predictor = Predictor.load(model, use_cpu=True)
     job = BulkJob(find_inputs(str(file)), tmp_path / "out", ("text",), None, {})
+    job.output.mkdir()
+    for stray in (".DS_Store", "Thumbs.db", "desktop.ini"):  # not counted as other files
+        (job.output / stray).touch()
     with pytest.raises(DataError, match=r"x-00000\.jsonl, row 2: column 'text' is empty"):
         run_job(job, predictor)
     with pytest.raises(DataError, match="contains other files"):
@@ -170,6 +173,16 @@ def test_bulk_refuses_empty_texts_and_folders_with_other_files(model: Path, tmp_
         (tmp_path / "out" / "job.json").write_text(damaged)
         with pytest.raises(CheckpointError, match=r"cannot be read|a different job"):
             run_job(job, predictor)
+
+
+def test_system_files_in_input_and_output_folders_are_ignored(model: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path / "in", tmp_path / "out"):
+        folder.mkdir()
+        for name in ("Thumbs.db", "desktop.ini", ".DS_Store"):
+            (folder / name).write_bytes(b"\0")
+    (tmp_path / "in" / "x.jsonl").write_text('{"text": "a film"}\n')
+    assert main(["predict", str(model), "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "x-00000.jsonl").is_file()
 
 
 def test_bulk_refuses_urls(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

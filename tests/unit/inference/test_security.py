@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.inference.board import Board
-from tunesmith.inference.live_runs import RunIndex
+from synthetic_runs import make_folder, make_run
+from tunesmith.inference.board import Board, RunIndex
 from tunesmith.runs.folder import RunDir
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
@@ -208,11 +208,9 @@ def test_a_link_in_a_run_folder_shows_nothing_from_outside(served, tmp_path: Pat
     assert b"SECRET" not in served.ask("GET", "/")[2]
 
 
-def test_a_folder_with_a_hostile_name_is_listed_escaped_and_has_a_harmless_address(served, synthetic) -> None:
+def test_a_folder_with_a_hostile_name_is_listed_escaped_and_has_a_harmless_address(served) -> None:
     name = "<img src=x onerror=alert(1)>"
-    synthetic.make_folder(
-        served.root / name, synthetic.make_run([0.5], [0.5], steps_per_epoch=5), rows=12, hostile=True
-    )
+    make_folder(served.root / name, make_run([0.5], [0.5], steps_per_epoch=5), rows=12, hostile=True)
     page = served.ask("GET", "/")[2].decode()
     assert "<img" not in page
     assert "<script>" not in page

@@ -19,17 +19,17 @@ from starlette.exceptions import HTTPException
 
 from served_model import make_run
 from tunesmith.errors import ConfigError
-from tunesmith.inference import batcher as batcher_module
-from tunesmith.inference.batcher import (
+from tunesmith.inference import service as service_module
+from tunesmith.inference.server import key_file, token_file
+from tunesmith.inference.service import (
     Batcher,
     LoadedModels,
-    Prediction,
+    PredictionService,
     Texts,
     load_run_predictor,
     parse_texts,
 )
-from tunesmith.inference.security import key_file, token_file
-from tunesmith.inference.service import PredictionService
+from tunesmith.inference.tables import Prediction
 from tunesmith.runs.folder import RunDir
 
 
@@ -146,7 +146,7 @@ def ask(batcher: Batcher, run: RunDir, *texts: str) -> list[Prediction]:
 def test_batches_are_counted_in_characters_and_a_long_request_does_not_hold_the_short_ones(
     runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batcher_module, "BATCH_CHARS", (100, 100))
+    monkeypatch.setattr(service_module, "BATCH_CHARS", 100)
     batcher = Batcher(LoadedModels(lambda run: fake))
     run = RunDir(runs / "alpha")
     fake.wait.clear()
@@ -164,26 +164,6 @@ def test_batches_are_counted_in_characters_and_a_long_request_does_not_hold_the_
     asyncio.run(together())
     batcher.close()
     assert fake.batches == [1, 2, 1, 1, 2]
-
-
-def test_more_text_than_can_be_answered_in_time_is_refused_at_once(runs: Path, fake: Any) -> None:
-    batcher = Batcher(LoadedModels(lambda run: fake))
-    run = RunDir(runs / "alpha")
-    ask(batcher, run, "a")
-    batcher._char_seconds = 1.0
-    fake.wait.clear()
-
-    async def later() -> Any:
-        first = asyncio.create_task(batcher.classify(run, Texts(("x" * 45,), None)))
-        await asyncio.sleep(0.1)
-        with pytest.raises(HTTPException) as refused:
-            await batcher.classify(run, Texts(("y",), None))
-        fake.wait.set()
-        await first
-        return refused.value.headers
-
-    assert asyncio.run(later()) == {"retry-after": "45"}
-    batcher.close()
 
 
 def test_a_replaced_model_is_loaded_aside_while_the_old_one_answers(

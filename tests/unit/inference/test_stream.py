@@ -12,8 +12,7 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from tiny_model import save_tiny_bert, sentences
-from tunesmith.data.batches import Padding
-from tunesmith.data.tokens import TokenRows
+from tunesmith.data.batches import Padding, TokenRows
 from tunesmith.errors import DataError
 from tunesmith.inference import predictor as predictor_module
 from tunesmith.inference.predictor import Chunk, Predictor, chunks_of

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from faults.serve_requests import GOOD, KEY, post, send
 from patience import patient
-from served_model import make_sealed_run
+from served_model import GOOD, KEY, make_sealed_run, post, send
 
 ANSWERED = 'tunesmith_requests_total{route="/predict",status="200"} 10.0\n'
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tiny_model import save_tiny_bert, sentences, write_csv
-from tunesmith.pipeline.train import finetune
-from tunesmith.pipeline.watch import RunResult, Watch
+from tiny_model import mood, save_tiny_bert, write_csv
+from tunesmith.pipeline.train import RunObserver, RunResult, finetune
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +43,7 @@ def train(tiny: Path, cache: Path, tmp_path: Path) -> Train:
             "learning_rate": 1e-3,
             "train_sample_size": 16,
         }
-        return finetune(watch=Watch(say=said.append), **{**defaults, **options}), said
+        return finetune(observer=RunObserver(log=said.append), **{**defaults, **options}), said
 
     return run
 
@@ -53,7 +52,6 @@ def train(tiny: Path, cache: Path, tmp_path: Path) -> Train:
 def trained(tiny: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two steps on the labels good and bad, from the column text."""
     folder = tmp_path_factory.mktemp("trained")
-    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(40)]
-    file = write_csv(folder / "train.csv", rows)
+    file = write_csv(folder / "train.csv", mood())
     options: dict[str, Any] = {"model_name_or_path": tiny, "cache_dir": cache, "use_cpu": True, "max_steps": 2}
     return finetune(train_file=file, output_dir=folder / "run", **options).run.path

@@ -1,4 +1,4 @@
-"""Folds and seeds: ordinary runs in one folder, and one score of all rows by models that did not see them."""
+"""Folds and seeds: ordinary runs in one folder, and one score of all held-out rows."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tiny_model import sentences, write_csv
+from tiny_model import mood, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.config.options import RunConfig
-from tunesmith.data.cache import read_prediction_columns
+from tunesmith.data.rows import read_prediction_columns
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.metrics.calibration import MovedThresholds
 from tunesmith.pipeline.folds import each_run, run_repeats
-from tunesmith.pipeline.train import finetune
-from tunesmith.pipeline.watch import Watch
+from tunesmith.pipeline.train import RunObserver, finetune
 from tunesmith.report.compare import compare_runs
 from tunesmith.runs.doctor import examine
 from tunesmith.runs.folder import RunDir
@@ -29,14 +26,14 @@ from tunesmith.runs.folder import RunDir
 
 @pytest.fixture
 def config(tiny: Path, cache: Path, tmp_path: Path) -> Any:
-    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(45)]
+    rows = mood(45)
     given = {"train_file": write_csv(tmp_path / "rows.csv", rows), "model_name_or_path": tiny, "cache_dir": cache}
     more = {"output_dir": tmp_path / "runs", "use_cpu": True, "max_steps": 2, "train_sample_size": 0, "folds": 3}
     return load_config(None, {name: str(v) if isinstance(v, Path) else v for name, v in (given | more).items()})
 
 
-def test_every_row_is_held_out_once_and_counted_once(config: Any, tmp_path: Path) -> None:
-    found = run_repeats(config, Watch())
+def test_every_row_is_held_out_and_counted_once(config: Any, tmp_path: Path) -> None:
+    found = run_repeats(config, RunObserver())
     assert [path.name for path in found.runs] == ["fold-1", "fold-2", "fold-3"]
     texts: list[str] = []
     for path in found.runs:
@@ -48,27 +45,12 @@ def test_every_row_is_held_out_once_and_counted_once(config: Any, tmp_path: Path
     assert stored["runs"] == ["fold-1", "fold-2", "fold-3"]
 
 
-def test_thresholds_of_folds_are_fitted_to_all_held_out_rows(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    def fit(table: Any, gold: Any, task: Any) -> MovedThresholds:
-        seen.append(len(gold))
-        return MovedThresholds((0.9, 0.1), "f1", 0.1, 0.9, 0.05, len(gold), np.ones(len(gold), dtype=np.int64))
-
-    monkeypatch.setattr("tunesmith.pipeline.folds.fit_thresholds", fit)
-    said: list[str] = []
-    found = run_repeats(replace(config, move_thresholds=True), Watch(say=said.append))
-    assert seen == [45]
-    assert found.pooled[42]["recall"].value == 1.0
-    assert any("on 45 out-of-fold rows, each decided by thresholds of the others" in line for line in said)
-
-
 def test_finished_fold_of_same_config_is_kept(config: Any) -> None:
     first = next(each_run(config))
     finetune(first)
     before = (first.run_folder / "metrics.json").stat().st_mtime_ns
     said: list[str] = []
-    run_repeats(config, Watch(say=said.append))
+    run_repeats(config, RunObserver(log=said.append))
     assert (first.run_folder / "metrics.json").stat().st_mtime_ns == before
     assert any("fold-1 is finished and is kept" in line for line in said)
 
@@ -91,10 +73,7 @@ def no_lowercase(config: Any) -> RunConfig:
 
 
 CHANGES: dict[str, tuple[Callable[[Any], RunConfig], str]] = {
-    "learning rate": (lambda c: replace(c, learning_rate=3e-3), "learning_rate was"),
-    "seed": (lambda c: replace(c, seed=7), "seed was 42 and is 7"),
     "number of folds": (lambda c: replace(c, folds=4), "folds was 3 and is 4"),
-    "steps": (lambda c: replace(c, max_steps=3), "max_steps was 2 and is 3"),
     "training file": (reword, "the training data changed"),
     "tokenizer": (no_lowercase, "tokenizer.json changed"),
 }
@@ -105,41 +84,33 @@ def test_finished_fold_of_changed_config_is_refused(config: Any, change: str) ->
     finetune(next(each_run(config)))
     alter, expected = CHANGES[change]
     with pytest.raises(CheckpointError, match=f"fold-1: contains a finished run.*{expected}"):
-        run_repeats(alter(config), Watch())
+        run_repeats(alter(config), RunObserver())
 
 
 @pytest.mark.parametrize("damage", ["missing", "modified"])
 def test_damaged_predictions_of_a_fold_are_refused(config: Any, damage: str) -> None:
-    run_repeats(config, Watch())
+    run_repeats(config, RunObserver())
     run = RunDir(Path(config.output_dir) / "fold-2")
     if damage == "missing":
         run.predictions_file.unlink()
     else:
         run.predictions_file.write_bytes((run.path.parent / "fold-1" / "predictions.parquet").read_bytes())
     with pytest.raises(CheckpointError, match=rf"fold-2/predictions.parquet.*{damage}"):
-        run_repeats(config, Watch())
+        run_repeats(config, RunObserver())
     others = [str(run.path), str(run.path.parent / "fold-3")]
     with pytest.raises(CheckpointError, match=rf"predictions.parquet.*{damage}"):
         compare_runs(others)
     assert any(part.health == "broken" and "predictions.parquet" in part.text for part in examine(run))
 
 
-def test_fold_killed_before_its_report_gets_one(config: Any) -> None:
-    first = replace(next(each_run(config)), save_strategy="no")
-    run = finetune(first).run
-    run.report_file.unlink()
-    run_repeats(replace(config, save_strategy="no"), Watch())
-    assert run.report_file.is_file()
-
-
 def test_fold_without_event_log_is_refused(config: Any) -> None:
     run = finetune(next(each_run(config))).run
     run.journal_file.unlink()
     with pytest.raises(CheckpointError, match=r"without their event log \(journal.jsonl\)"):
-        run_repeats(config, Watch())
+        run_repeats(config, RunObserver())
 
 
-def test_seeds_share_the_held_out_rows_and_give_a_spread(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seeds_share_the_held_out_rows(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--seeds",
         "2",
@@ -165,5 +136,5 @@ def test_one_call_trains_one_run(config: Any) -> None:
         finetune(config)
     with pytest.raises(ConfigError, match="there is no fold 4 of 3"):
         load_config(None, {"fold": 4, "folds": 3, "train_file": "x.csv"})
-    with pytest.raises(ConfigError, match="makes its own validation rows"):
+    with pytest.raises(ConfigError, match="makes its own validation splits"):
         load_config(None, {"folds": 3, "train_file": "x.csv", "validation_file": "y.csv"})

@@ -1,30 +1,23 @@
-"""The recipe of a run: decided once, told, written down, kept when the run is resumed, and never against a flag."""
+"""The recipe of a run: decided once with reasons, stored, kept by a resume, never against a flag."""
 
 from __future__ import annotations
 
 import json
-import time
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from tiny_model import sentences, write_csv
+from tiny_model import mood, sentences
 from tunesmith.config.load import load_config
+from tunesmith.config.options import Recipe, RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
-from tunesmith.pipeline import probe
-from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.plan import PAIR_STEPS, Forecast, measure_run
-from tunesmith.pipeline.recipe import pooling_for
-from tunesmith.pipeline.watch import PAIR_STAGE, Watch
-
-
-def mood(count: int) -> list[dict[str, Any]]:
-    return [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(count)]
+from tunesmith.labels import Task
+from tunesmith.pipeline.recipe import FEWEST_STEPS, RunFacts, decide
 
 
 @pytest.fixture
@@ -33,7 +26,7 @@ def told(train: Any, tmp_path: Path) -> Any:
     return train(train_data=mood(120), test_data=mood(30), **options)
 
 
-def test_a_run_says_what_it_decided_and_its_folder_keeps_it(told: Any) -> None:
+def test_recipe_is_reported_and_stored(told: Any) -> None:
     result, said = told
     lines = [line for line in said if line.startswith("Recipe: ")]
     assert any("learning_rate 0.00015: by the width of the model, 32" in line for line in lines)
@@ -45,10 +38,11 @@ def test_a_run_says_what_it_decided_and_its_folder_keeps_it(told: Any) -> None:
     assert set(floors) == {"validation", "test"}
     for scores in floors["test"].values():
         assert scores["accuracy"]["n"] == 30
-    assert any(line.startswith("Baseline: frozen features + linear head, test accuracy") for line in said)
+    shown = "Baselines, test accuracy (n=30): frozen features + linear head 1.000, TF-IDF + linear model 1.000."
+    assert [line for line in said if "aseline" in line] == [shown]
 
 
-def test_the_mean_model_of_a_run_loads_without_our_code_and_gives_our_probabilities(told: Any) -> None:
+def test_mean_model_loads_in_transformers(told: Any) -> None:
     folder = told[0].run.model
     texts = [text for text, _ in sentences(12, seed=9)]
     ours = torch.from_numpy(Predictor.load(told[0].run.path, use_cpu=True).probabilities(texts))
@@ -60,7 +54,7 @@ def test_the_mean_model_of_a_run_loads_without_our_code_and_gives_our_probabilit
     assert (ours - table).abs().max() < 1e-5
 
 
-def test_hf_is_what_transformers_does(train: Any) -> None:
+def test_recipe_hf_equals_transformers_defaults(train: Any) -> None:
     result, said = train(train_data=mood(80), recipe="hf", learning_rate=None)
     config = load_config(result.run.config_file, need_data=False)
     assert (config.learning_rate, config.warmup_steps, config.weight_decay) == (5e-5, 0, 0.0)
@@ -68,7 +62,7 @@ def test_hf_is_what_transformers_does(train: Any) -> None:
     assert not [line for line in said if line.startswith(("Recipe", "Baseline"))]
 
 
-def test_a_resumed_run_decides_nothing_anew(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_keeps_its_recipe(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {
         "train_data": mood(120),
         "save_strategy": "steps",
@@ -86,33 +80,23 @@ def test_a_resumed_run_decides_nothing_anew(train: Any, tmp_path: Path, monkeypa
 
 
 def test_few_rows_have_no_probe(train: Any) -> None:
-    result, said = train(train_data=mood(40))
+    result, said = train(train_data=mood())
     assert any("Recipe: pooling mean: too few rows for a probe" in line for line in said)
     assert "floors" not in json.loads(result.run.metrics_file.read_text())
 
 
-def test_a_trained_head_stays(train: Any, tmp_path: Path) -> None:
+def test_trained_head_is_kept(train: Any, tmp_path: Path) -> None:
     first, _ = train(train_data=mood(80), output_dir=tmp_path / "first")
     _, said = train(train_data=mood(80), output_dir=tmp_path / "second", model_name_or_path=first.run.model)
     assert any("Recipe: pooling pooler: the only way this model has" in line for line in said)
     assert any("Recipe: head_start off" in line for line in said)
 
 
-def test_the_first_token_is_not_read_through_a_fixed_layer_in_place_of_a_new_one() -> None:
-    chosen, why = pooling_for(
-        "first", "best on frozen features", ["classifier.dense.weight", "classifier.out_proj.weight"]
-    )
-    assert chosen == "mean"
-    assert why == "the dense layer of the head is new, and the first token was best on frozen features"
-    assert pooling_for("first", "best", ["classifier.weight"]) == ("first", "best"), "its pooler is in the checkpoint"
-    assert pooling_for("mean", "best", ["classifier.dense.weight"]) == ("mean", "best")
-
-
 FEW: dict[str, Any] = {"max_steps": -1, "num_train_epochs": None, "learning_rate": None}
 
 
 @pytest.mark.parametrize("numbers", [False, True])
-def test_a_head_of_few_rows_starts_fitted(train: Any, tmp_path: Path, numbers: bool) -> None:
+def test_head_of_few_rows_starts_fitted(train: Any, tmp_path: Path, numbers: bool) -> None:
     """The rate is so small that the weights stay as they started."""
     rows = mood(24)
     if numbers:
@@ -124,52 +108,30 @@ def test_a_head_of_few_rows_starts_fitted(train: Any, tmp_path: Path, numbers: b
     assert sum(right) >= 18, "a random head has about 12"
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "pooler"])
-def test_a_head_fitted_to_what_the_probe_has_read_is_that_of_the_rows_read_again(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: str
-) -> None:
-    once, again = (
-        {"max_steps": 1, "learning_rate": 1e-12, "pooling": pooling, "output_dir": tmp_path / name}
-        for name in ("once", "again")
-    )
-    with monkeypatch.context() as reading:
-        reading.setattr(probe, "_inputs_of_head", None)  # it would fail
-        train(train_data=mood(80), **once)
-    monkeypatch.setattr("tunesmith.pipeline.recipe.reads_linearly", lambda model, pooling: False)
-    monkeypatch.setattr(probe, "reads_linearly", lambda model, pooling: False)
-    train(train_data=mood(80), **again, head_start="on")
-    ours, theirs = (
-        AutoModelForSequenceClassification.from_pretrained(tmp_path / name / "model").classifier.weight.detach().numpy()
-        for name in ("once", "again")
-    )
-    alike = float((ours * theirs).sum() / np.linalg.norm(ours) / np.linalg.norm(theirs))
-    assert alike > 0.98, "features are kept in half precision, and those of a tiny model hardly differ"
-    np.testing.assert_allclose(np.linalg.norm(ours), np.linalg.norm(theirs), rtol=0.1)
-
-
-def test_the_last_weights_are_kept_where_few_rows_judge(train: Any, tmp_path: Path) -> None:
-    result, said = train(train_data=mood(40))
+def test_last_weights_are_kept_with_few_validation_rows(train: Any, tmp_path: Path) -> None:
+    result, said = train(train_data=mood())
     assert "Recipe: load_best_model_at_end false: 4 validation rows cannot tell which weights are the best." in said
     assert result.best_step is None
     assert load_config(result.run.config_file, need_data=False).load_best_model_at_end is False
-    _, said = train(train_data=mood(40), validation_data=mood(30), output_dir=tmp_path / "more")
+    _, said = train(train_data=mood(), validation_data=mood(30), output_dir=tmp_path / "more")
     assert not any("load_best_model_at_end" in line for line in said)
 
 
-def pairs(count: int, *, told: bool = True) -> list[dict[str, Any]]:
-    """Two sentences that are the same or not; the label says so, or nothing."""
+def pairs(count: int, *, random_labels: bool = False) -> list[dict[str, Any]]:
+    """Two sentences that are the same or not; the label says so, or is unrelated."""
     texts = [text for text, _ in sentences(count)]
     rows = [{"sentence1": text, "sentence2": text if i % 2 else texts[i - 7]} for i, text in enumerate(texts)]
-    return [{**row, "label": "same" if (i % 2 if told else i % 4 < 2) else "other"} for i, row in enumerate(rows)]
+    same = [i % 4 < 2 if random_labels else i % 2 for i in range(count)]
+    return [{**row, "label": "same" if yes else "other"} for row, yes in zip(rows, same, strict=True)]
 
 
-def test_pairs_start_from_separate_readings_where_those_say_more(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pair_warmup_trains_without_labels(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tunesmith.pipeline.recipe.FEWEST_PAIR_STEPS", 8)
     monkeypatch.setattr("tunesmith.pipeline.recipe.MOST_PAIR_STEPS", 8)
     monkeypatch.setattr("tunesmith.pipeline.recipe.MOST_EPOCHS", 1.0)
     monkeypatch.setattr("tunesmith.pipeline.recipe.FEW_ROWS_EPOCHS", 1.0)
     monkeypatch.setattr("tunesmith.pipeline.recipe.USUAL_EPOCHS", 1.0)
-    result, said = train(train_data=pairs(120), **FEW)
+    result, said = train(train_data=pairs(120, random_labels=True), **FEW)
     assert any(line.startswith("Recipe: pair_start 8: R2 of held-out examples") for line in said)
     assert load_config(result.run.config_file, need_data=False).pair_start == 8
     text = {"text": "a day", "text_pair": "a day"}
@@ -179,27 +141,25 @@ def test_pairs_start_from_separate_readings_where_those_say_more(train: Any, mon
 
 
 @pytest.mark.parametrize(
-    ("told", "options", "line"),
+    ("rows", "options", "line"),
     [
-        (False, {}, "pair_start 0: R2 of held-out examples"),
-        (True, {"num_train_epochs": 1.0}, "pair_start 0: the length of the training is given"),
-        (True, {"pair_start": 0}, None),
+        (40, {}, "pair_start 0: 36 examples are too few to make pairs of"),
+        (120, {"num_train_epochs": 1.0}, "pair_start 0: the number of steps or epochs is set"),
+        (120, {"pair_start": 0}, None),
     ],
 )
-def test_pairs_start_as_they_are_without_evidence_or_by_a_flag(
-    train: Any, monkeypatch: pytest.MonkeyPatch, told: bool, options: dict[str, Any], line: str | None
+def test_pair_warmup_is_skipped_by_few_examples_or_a_flag(
+    train: Any, monkeypatch: pytest.MonkeyPatch, rows: int, options: dict[str, Any], line: str | None
 ) -> None:
     monkeypatch.setattr("tunesmith.pipeline.recipe.MOST_EPOCHS", 1.0)
     monkeypatch.setattr("tunesmith.pipeline.recipe.FEW_ROWS_EPOCHS", 1.0)
     monkeypatch.setattr("tunesmith.pipeline.recipe.warm_up_on_pairs", lambda *_, **__: pytest.fail("it ran"))
-    _, said = train(train_data=pairs(120, told=told), **{**FEW, **options})
+    _, said = train(train_data=pairs(rows), **{**FEW, **options})
     lines = [text for text in said if "pair_start" in text]
     assert [text.startswith(f"Recipe: {line}") for text in lines] == ([] if line is None else [True])
 
 
-def test_a_run_that_started_with_pairs_resumes_bit_for_bit(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_pair_warmup_resumes_bit_for_bit(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"train_data": pairs(60), "save_strategy": "steps", "save_steps": 2, **FEW}
     options |= {"max_steps": 5, "pair_start": 6, "head_start": "on", "seed": 3}
     whole, _ = train(**options, output_dir=tmp_path / "whole")
@@ -214,24 +174,56 @@ def test_a_run_that_started_with_pairs_resumes_bit_for_bit(
 
 
 @pytest.mark.parametrize("options", [{"train_data": mood(60)}, {"train_data": pairs(60), "freeze": ("embeddings",)}])
-def test_a_pair_start_that_is_not_possible_is_refused(train: Any, options: dict[str, Any]) -> None:
+def test_impossible_pair_start_is_refused(train: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--pair_start 6 is not possible"):
         train(pair_start=6, **options)
 
 
-def test_a_plan_takes_few_steps_of_a_start_and_forecasts_the_others(tiny: Path, cache: Path, tmp_path: Path) -> None:
-    file = write_csv(tmp_path / "pairs.csv", pairs(60))
-    given = {"train_file": str(file), "model_name_or_path": str(tiny), "cache_dir": str(cache), "use_cpu": True}
-    shown: list[tuple[str, int, int]] = []
+FACTS = RunFacts("bert", 384, 6, 2000, 2, Task.BINARY, pooling="mean", why="best", no_head=None)
 
-    def measure(**options: Any) -> Forecast:
-        config = load_config(None, {**given, "num_train_epochs": 1.0, **options})
-        watch = Watch(progress=lambda *told: shown.append(told))
-        return measure_run(config, read_run_data(config, {}, watch.progress), watch, time.time())
 
-    without, begun = measure(pair_start=0), time.time()
-    found, spent = measure(pair_start=4000), time.time() - begun
-    steps = [told for told in shown if told[0] == PAIR_STAGE]
-    assert steps[-1] == (PAIR_STAGE, PAIR_STEPS, 4000)
-    assert found.steps == without.steps
-    assert found.start_seconds > spent, "the steps of the start that were not taken are counted"
+PLAIN = RunConfig()
+
+
+def values(config: RunConfig = PLAIN, facts: RunFacts = FACTS) -> dict[str, Any]:
+    return {d.name: d.value for d in decide(config, facts)}
+
+
+def test_every_recipe_option_has_a_reason() -> None:
+    decisions = decide(RunConfig(), replace(FACTS, pairs=True))
+    assert {d.name for d in decisions} == {*(f.name for f in fields(Recipe)), "head_start"}
+    assert all(d.reason and d.line().startswith(d.name) for d in decisions)
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Recipe)])
+def test_option_that_is_set_is_not_decided(name: str) -> None:
+    given = {"pooling": "first"}.get(name, 1)
+    assert name not in values(RunConfig(**{name: given}))  # type: ignore[arg-type]
+
+
+def test_wider_models_get_smaller_learning_rates() -> None:
+    rates = [values(facts=replace(FACTS, width=width))["learning_rate"] for width in (256, 384, 768, 1024)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[1] == pytest.approx(1e-4)
+    assert values(facts=replace(FACTS, model_type="deberta-v2"))["learning_rate"] == pytest.approx(5e-5)
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(2000, 3.0), (500, 7.0), (96, 12.0), (30, 30.0)])
+def test_few_rows_get_more_epochs(rows: int, epochs: float) -> None:
+    found = values(facts=replace(FACTS, rows=rows))
+    assert found["num_train_epochs"] == epochs
+    steps = epochs * rows / found["per_device_train_batch_size"]
+    assert steps >= FEWEST_STEPS or epochs >= 10.0
+
+
+def test_rare_label_selects_f1() -> None:
+    rare = replace(FACTS, rarest=(1, "spam", 0.04), metrics=("accuracy", "f1"))
+    assert values(facts=rare)["metric_for_best_model"] == "f1"
+    assert "metric_for_best_model" not in values(facts=replace(rare, rarest=(1, "spam", 0.3)))
+    several = replace(rare, task=Task.MULTICLASS, rarest=(3, "d", 0.01), metrics=("accuracy", "f1_macro"))
+    assert values(facts=several)["metric_for_best_model"] == "f1_macro"
+    assert "metric_for_best_model" not in values(RunConfig(metric_for_best_model="accuracy"), rare)
+
+
+def test_ranks_share_the_batch() -> None:
+    assert values(facts=replace(FACTS, world=4))["per_device_train_batch_size"] == 2

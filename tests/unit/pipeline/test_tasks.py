@@ -1,4 +1,4 @@
-"""Every kind of task, from rows to a model folder that other tools load."""
+"""Every kind of task and source of rows, from rows to a model folder that other tools load."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from tiny_model import sentences, write_csv
+from tiny_model import mood, save_tiny_bert, sentences, write_csv
 from tunesmith.config.load import load_config
+from tunesmith.data.tokenize import EncodedRow, make_token_rows
+from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
 from tunesmith.pipeline.identity import is_finished
-
-
-def mood(count: int = 60) -> list[dict[str, Any]]:
-    return [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(count)]
 
 
 def three(count: int = 60) -> list[dict[str, Any]]:
@@ -58,7 +57,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_file_becomes_a_run_folder_whose_model_other_tools_load(case: str, train: Any, tmp_path: Path) -> None:
+def test_file_becomes_a_model_that_transformers_loads(case: str, train: Any, tmp_path: Path) -> None:
     make, task, names, text = CASES[case]
     rows = make()
     file = write_jsonl(tmp_path / "data.jsonl", rows)
@@ -104,7 +103,7 @@ def agree_with_transformers(folder: Path, rows: list[dict[str, Any]], text: tupl
         assert [by_name[name] for name in predictor.facts.labels.names] == pytest.approx(row.tolist(), abs=1e-5)
 
 
-def test_unlabelled_test_rows_are_predicted_and_not_scored(train: Any, tmp_path: Path) -> None:
+def test_unlabeled_test_rows_are_predicted_and_not_scored(train: Any, tmp_path: Path) -> None:
     rows = pairs()
     test = [{**row, "label": -1} for row in rows[:5]]
     result, said = train(
@@ -121,7 +120,7 @@ def test_unlabelled_test_rows_are_predicted_and_not_scored(train: Any, tmp_path:
     assert {row["prediction"] for row in predicted} <= {"0", "1"}
 
 
-def test_the_scores_of_the_run_are_those_of_its_exported_model(train: Any, tmp_path: Path) -> None:
+def test_scores_equal_those_of_the_exported_model(train: Any, tmp_path: Path) -> None:
     rows = mood(80)
     test = write_csv(tmp_path / "test.csv", rows[60:])
     result, _ = train(train_data=rows[:60], test_data=rows[60:], max_steps=30)
@@ -134,3 +133,157 @@ def test_the_scores_of_the_run_are_those_of_its_exported_model(train: Any, tmp_p
     assert stored["test"]["accuracy"]["value"] == pytest.approx(accuracy)
     assert stored["test"]["accuracy"]["n"] == 20
     assert test.is_file()
+
+
+def numbered(values: list[float], count: int = 60) -> list[dict[str, Any]]:
+    return [{"text": text, "label": values[i % len(values)]} for i, (text, _) in enumerate(sentences(count))]
+
+
+@pytest.mark.parametrize("values", [[1e8, -1e8], [1e-30, 2e-30]], ids=["large", "small"])
+def test_regression_with_extreme_labels_trains(train: Any, values: list[float]) -> None:
+    result, _ = train(train_data=numbered(values), test_data=numbered(values, 20), do_regression=True)
+    assert result.run.report_file.is_file()
+
+
+def as_dataset(rows: list[dict[str, Any]]) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_list(rows)
+
+
+def as_frame(rows: list[dict[str, Any]]) -> Any:
+    import pandas
+
+    return pandas.DataFrame(rows)
+
+
+@pytest.mark.parametrize("make", [list, as_dataset, as_frame])
+def test_rows_come_as_python_objects(make: Any, train: Any) -> None:
+    result, said = train(train_data=make(mood()), validation_data=make(mood(48)[40:]))
+    assert result.scores["validation"]["accuracy"].n == 8
+    assert "Rows: 40 train, 8 validation." in said
+
+
+def test_dataset_dict_brings_its_splits_and_class_names(train: Any, tmp_path: Path) -> None:
+    from datasets import ClassLabel, DatasetDict
+
+    names = ClassLabel(names=["good", "bad"])
+    splits = DatasetDict({"train": as_dataset(mood()), "dev": as_dataset(mood(48)[40:]), "extra": as_dataset(mood(2))})
+    splits = splits.cast_column("label", names)
+    result, said = train(train_data=splits)
+    assert result.scores["validation"]["accuracy"].n == 8
+    assert "Split 'extra' is not used." in said
+    assert Predictor.load(result.run.path, use_cpu=True).facts.labels.names == ("good", "bad")
+    splits.save_to_disk(str(tmp_path / "saved"))
+    result, said = train(dataset_name=tmp_path / "saved", validation_split_name="extra", output_dir=tmp_path / "again")
+    assert result.scores["validation"]["accuracy"].n == 2
+    assert "Split 'dev' is not used." in said
+
+
+def test_dataset_is_not_fetched_when_downloads_are_off(train: Any) -> None:
+    with pytest.raises(Exception, match="not on this machine"):
+        train(dataset_name="someone/never-heard-of", allow_download=False)
+
+
+def test_labels_are_numbered_as_in_the_head(train: Any, tmp_path: Path) -> None:
+    model = save_tiny_bert(tmp_path / "trained", labels=("Good", "bad"))
+    result, said = train(train_data=mood(), model_name_or_path=model, learning_rate=1e-12)
+    assert "Labels: in the order of the model's head, good, bad." in said
+    texts = [row["text"] for row in mood(6)]
+    before = Predictor.load(model, use_cpu=True).probabilities(texts)
+    after = Predictor.load(result.run.path, use_cpu=True)
+    assert after.facts.labels.names == ("good", "bad")
+    assert np.abs(after.probabilities(texts) - before).max() < 1e-5, "the head kept its meaning"
+
+
+def test_labels_that_the_head_does_not_know_are_refused(train: Any, tmp_path: Path) -> None:
+    model = save_tiny_bert(tmp_path / "trained", labels=("NEGATIVE", "POSITIVE"))
+    numbers = [{"text": row["text"], "label": int(row["label"] == "good")} for row in mood()]
+    with pytest.raises(ConfigError, match=r"trained for NEGATIVE, POSITIVE and the data has 0, 1.*--label_names NEG"):
+        train(train_data=numbers, model_name_or_path=model)
+    result, _ = train(train_data=numbers, model_name_or_path=model, label_names="NEGATIVE,POSITIVE")
+    assert Predictor.load(result.run.path, use_cpu=True).facts.labels.names == ("NEGATIVE", "POSITIVE")
+
+
+def test_head_for_other_labels_is_reinitialized(train: Any, tmp_path: Path) -> None:
+    model = save_tiny_bert(tmp_path / "trained", labels=("NEGATIVE", "POSITIVE"))
+    options = {"ignore_mismatched_sizes": True, "learning_rate": 1e-12, "pooling": "pooler"}
+    result, said = train(train_data=mood(), model_name_or_path=model, **options)
+    assert "The model's head was trained for NEGATIVE, POSITIVE: it is re-initialized." in said
+    from safetensors.torch import load_file
+
+    before, after = load_file(model / "model.safetensors"), load_file(result.run.model / "model.safetensors")
+    assert not before["classifier.weight"].allclose(after["classifier.weight"], atol=1e-4)
+    assert before["bert.pooler.dense.weight"].allclose(after["bert.pooler.dense.weight"], atol=1e-6)
+
+
+def test_trained_model_is_trained_further(train: Any, tmp_path: Path) -> None:
+    first, _ = train(train_data=mood(), output_dir=tmp_path / "first", learning_rate=3e-3, max_steps=60)
+    again, said = train(train_data=mood(60)[20:], model_name_or_path=first.run.model, max_steps=2, learning_rate=1e-5)
+    assert not any("new, to be trained" in note for note in said)
+    assert (again.scores["validation"]["accuracy"].value or 0) >= 0.75
+
+
+def long_rows(count: int) -> list[dict[str, Any]]:
+    """The label is told by the last words of rows that are far longer than the model's 64 positions."""
+    return [
+        {"text": " ".join(["the"] * 100) + " " + text, "label": "good" if good else "bad"}
+        for text, good in sentences(count)
+    ]
+
+
+def test_truncated_rows_are_reported(train: Any) -> None:
+    _, said = train(train_data=long_rows(40))
+    assert any(line.startswith("Recipe: long_texts head: 100.0% of the rows") for line in said)
+
+
+def test_head_tail_is_kept_for_prediction(train: Any) -> None:
+    result, _ = train(train_data=long_rows(60), test_data=long_rows(10), long_texts="head_tail")
+    assert load_config(result.run.config_file, need_data=False).long_texts == "head_tail"
+    predictor = Predictor.load(result.run.path, use_cpu=True)
+    assert predictor.facts.long_texts == "head_tail"
+    texts = [row["text"] for row in long_rows(10)]
+    ids = predictor.network.encoder.encode([texts])[0].ids
+    assert ids[-2] != ids[1]
+    table = pq.read_table(result.run.predictions_file).to_pydict()
+    kept = [p for p, split in zip(table["prob_good"], table["split"], strict=True) if split == "test"]
+    np.testing.assert_allclose(predictor.probabilities(texts)[:, 1], kept, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"recipe": "hf"}, {"max_seq_length": 32}, {"long_texts": "head"}])
+def test_long_texts_head_is_kept_by_a_flag_and_recipe_hf(train: Any, options: dict[str, Any]) -> None:
+    result, said = train(train_data=long_rows(40), **options)
+    assert not [line for line in said if line.startswith("Recipe: long_texts")]
+    assert load_config(result.run.config_file, need_data=False).long_texts == "head"
+
+
+def test_windows_are_averaged_in_every_way_to_predict(train: Any) -> None:
+    rows = long_rows(60)
+    result, _ = train(train_data=rows, test_data=rows[:10], long_texts="windows", max_seq_length=32)
+    predictor = Predictor.load(result.run.path, use_cpu=True)
+    assert predictor.facts.long_texts == "windows"
+    [encoded] = predictor.network.encoder.encode([[rows[0]["text"]]])
+    assert len(encoded.ids) > 100
+    windows = predictor.network.encoder.windows
+    assert windows is not None
+    ids = np.asarray(encoded.ids)
+    parts = [windows.part(ids, start).tolist() for start in windows.starts(len(ids))]
+    assert len(parts) == -(-(len(ids) - 2) // 30)
+    types = predictor.network.has_types
+    alone = predictor.network.logits(
+        make_token_rows([EncodedRow(part, [0] * len(part)) for part in parts], has_types=types)
+    )
+    assert np.allclose(predictor.logits(rows[0]["text"])[0], alone.mean(axis=0), atol=1e-5)
+    table = pq.read_table(result.run.predictions_file).to_pydict()
+    kept = [p for p, split in zip(table["prob_good"], table["split"], strict=True) if split == "test"]
+    texts = [row["text"] for row in rows[:10]]
+    assert np.allclose(predictor.probabilities(texts)[:, predictor.facts.labels.names.index("good")], kept, atol=1e-5)
+    assert not any(table["truncated"])
+    scores = result.evaluate(rows[:10])
+    assert scores["accuracy"].n == 10
+
+
+def test_windows_of_text_pairs_are_refused(train: Any) -> None:
+    pairs = [{"sentence1": row["text"], "sentence2": "the end", "label": row["label"]} for row in long_rows(20)]
+    with pytest.raises(ConfigError, match="long_texts windows does not support text pairs"):
+        train(train_data=pairs, long_texts="windows")

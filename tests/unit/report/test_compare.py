@@ -110,7 +110,7 @@ def change_label(table) -> None:
     [
         (drop_row, "1 of 408 rows are not in the other run, which has 0 others"),
         (change_text, "1 of 408 rows are not in the other run, which has 1 others"),
-        (change_label, "1 of 408 validation rows have another label"),
+        (change_label, "1 of 408 validation rows have a different label"),
     ],
 )
 def test_rows_that_differ_are_not_paired_and_the_reason_is_said(make, change, word: str) -> None:
@@ -187,7 +187,7 @@ def test_multilabel_runs_are_paired_too(make) -> None:
 
 def test_a_run_is_not_compared_with_itself_nor_alone(make) -> None:
     a = make("a")
-    with pytest.raises(ConfigError, match="given twice"):
+    with pytest.raises(ConfigError, match="named twice"):
         compare_runs([a, a])
     with pytest.raises(ConfigError, match="2 to 8"):
         compare_runs([a])

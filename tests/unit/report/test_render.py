@@ -99,7 +99,7 @@ def test_every_section_is_there_with_its_facts(page: str) -> None:
         "Confusion matrix",
         "Reliability",
         "Most confident mistakes",
-        "37 rows (1.0%) cut at 96 tokens",
+        "37 rows (1.0%) truncated to 96 tokens",
         "tunesmith train --train_file &#39;it&#39;&#34;&#39;&#34;&#39;s pairs.csv&#39;",
         "equivalent 2,474 (67%)",
         "bert-base-uncased",

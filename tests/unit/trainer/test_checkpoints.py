@@ -172,24 +172,37 @@ def test_other_data_or_another_seed_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [{"per_device_train_batch_size": 4}, {"gradient_accumulation_steps": 2}])
-def test_another_batch_size_is_refused_and_when_allowed_it_is_recorded(
+def test_resume_with_changed_batch_size_warns_and_is_recorded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
 ) -> None:
     make(tmp_path, max_steps=2).train()
-    said = f"rows_per_step was 8 and is {4 if 'per_device_train_batch_size' in option else 16}"
-    with pytest.raises(CheckpointError, match=said) as caught:
-        make(tmp_path, max_steps=4, **option).train(resume_from_checkpoint=True)
-    assert caught.value.exit_code == 5
-    assert "allow_changed_data = True" in str(caught.value)
+    expected = f"the batch size of a step was 8 and is {4 if 'per_device_train_batch_size' in option else 16}"
     again = make(tmp_path, max_steps=4, **option)
-    again.allow_changed_data = True
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     with caplog.at_level(logging.WARNING, logger="transformers"):
         again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 4
-    assert said in caplog.text
-    notes = [e.text for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, Note)]
-    assert notes[1:3] == [f"resumes although {said}", "max_steps was 2 and is 4"]
+    assert f"Not an exact resume: {expected}" in caplog.text
+    assert expected in [e.text for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, Note)]
+
+
+def test_resume_with_accumulation_instead_of_rows_sees_the_same_rows(tmp_path: Path) -> None:
+    ends = []
+    for name, option in (("1", {}), ("2", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2})):
+        make(tmp_path / name, model=Regression(), max_steps=5).train()
+        again = make(tmp_path / name, model=Regression(), max_steps=5, **option)
+        again.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-3"))
+        ends.append([float(p.detach()) for p in again.model.parameters()])
+    assert ends[1] == pytest.approx(ends[0], abs=1e-5)
+
+
+def test_event_log_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, max_steps=3).train()
+    file = tmp_path / "journal.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if '"step": 3' not in line))
+    with pytest.raises(CheckpointError, match="steps 3 to 3 are missing"):
+        make(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
 
 
 def test_another_version_of_a_library_is_a_warning_and_recorded(

@@ -24,7 +24,6 @@ from trainer_toys import (
     Regression,
     RegressionConfig,
     RegressionDataset,
-    Stream,
     arguments,
 )
 from tunesmith import Trainer
@@ -45,28 +44,6 @@ def make(folder: Path, *, model: Any = None, data: Any = None, kind: Any = Train
     )
 
 
-class Tokens(torch.utils.data.Dataset[dict[str, Any]]):
-    """Two rows of 4 and 7 tokens, filled up to 7 with token 0."""
-
-    def __init__(self, *, mask: bool) -> None:
-        self.mask = mask
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        real = 4 if i == 0 else 7
-        row = {"input_ids": [5] * real + [0] * (7 - real), "labels": i}
-        return {**row, "attention_mask": [1] * real + [0] * (7 - real)} if self.mask else row
-
-
-class Padder:
-    """As much of a tokenizer as counting needs."""
-
-    def __init__(self, pad_token_id: int | None) -> None:
-        self.pad_token_id = pad_token_id
-
-
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
     """What transformers' logger of a Trainer says, whether it is passed on or not."""
@@ -80,43 +57,6 @@ def heard() -> Iterator[list[str]]:
     yield said
     logger.removeHandler(handler)
     logger.setLevel(level)
-
-
-def test_the_length_of_a_run_can_be_asked_for_and_overridden(tmp_path: Path) -> None:
-    trainer = make(tmp_path / "1", gradient_accumulation_steps=3)
-    loader = trainer.get_train_dataloader()
-    assert trainer.set_initial_training_values(trainer.args, loader) == (3, 3, 64, 192.0, 24, 8, 9)
-    endless = make(tmp_path / "2", data=Stream(), max_steps=7)
-    found = endless.set_initial_training_values(endless.args, endless.get_train_dataloader())
-    assert found[1:] == (7, 56, 56.0, 8, 7, 7)
-    endless.train()
-    assert endless.state.num_train_epochs == found[0] > 10**9
-
-    class Shorter(Trainer):
-        def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-            return (*super().set_initial_training_values(args, dataloader)[:-1], 5)
-
-    assert make(tmp_path / "3", kind=Shorter).train().global_step == 5
-
-
-def test_an_evaluation_before_training_says_how_long_the_model_took(tmp_path: Path) -> None:
-    before = make(tmp_path / "1")
-    assert before.evaluate()["eval_model_preparation_time"] >= 0.0
-    assert "test_model_preparation_time" in before.predict(RegressionDataset(length=3)).metrics
-    after = make(tmp_path / "2", eval_strategy="epoch", max_steps=2)
-    after.train()
-    assert "eval_model_preparation_time" not in {**after.evaluate(), **after.state.log_history[0]}
-
-
-def test_after_an_evaluation_the_model_is_used_without_dropout(tmp_path: Path) -> None:
-    model = tiny_bert(dropout=0.5)
-    trainer = make(tmp_path, model=model, data=Tokens(mask=True), max_steps=2, compute_metrics=None)
-    trainer.train()
-    assert model.training
-    trainer.evaluate(Tokens(mask=True))
-    assert not model.training
-    trainer.train()
-    assert model.training, "a training step sets its own mode"
 
 
 @pytest.mark.parametrize("how", ["compute_loss_func", "compute_loss"])
@@ -287,31 +227,6 @@ def test_an_optimizer_that_finds_its_own_rate_is_stepped_logged_and_saved(tmp_pa
     assert trainer.optimizer.param_groups[0]["lr"] > 0
     assert [model.a.item(), model.b.item()] != [0.0, 0.0]
     assert (tmp_path / "checkpoint-24" / "MANIFEST.json").is_file()
-
-
-def test_rates_groups_and_parameters_can_be_asked_for(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
-    trainer = Trainer(model, arguments(tmp_path, learning_rate=0.01))
-    for question in (trainer.get_learning_rates, trainer.get_optimizer_group):
-        with pytest.raises(ValueError, match="optimizer is None"):
-            question()
-    trainer.create_optimizer_and_scheduler(10)
-    assert trainer.get_learning_rates() == [0.01, 0.01]
-    assert [len(g["params"]) for g in trainer.optimizer.param_groups] == [2, 4]
-    assert len(trainer.get_optimizer_group(model[0].weight)["params"]) == 2
-    assert trainer.get_num_trainable_parameters() == 15 + 6 + 8
-    model[2].requires_grad_(False)
-    assert trainer.get_num_trainable_parameters() == 15 + 6
-
-
-def test_logging_nan_inf_filter_or_not_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
-    from tunesmith.errors import NumericsError
-
-    for wanted in (True, False):
-        trainer = make(tmp_path, logging_nan_inf_filter=wanted, learning_rate=1e30, optim="sgd", max_grad_norm=0.0)
-        with pytest.raises(NumericsError, match="loss is NaN or infinite"):
-            trainer.train()
-        assert np.isfinite([p.item() for p in trainer.model.parameters()]).all()
 
 
 def test_memory_that_ran_out_is_remembered_by_a_resume_that_ends_at_max_steps(tmp_path: Path) -> None:

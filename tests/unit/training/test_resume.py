@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -10,32 +12,29 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import BertConfig, BertForMaskedLM
 
 from conftest import tiny_bert, token_lists
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.tokens import TokenRows
-from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.events import WALL_CLOCK, Evaluated, Event, Improved, RunStarted, SafePoint, StepDone, to_json
+from tunesmith.data.batches import Batches, Padding, TokenRows
+from tunesmith.errors import CheckpointError, ConfigError, StoppedBySignal
+from tunesmith.events import WALL_CLOCK, Evaluated, Event, Improved, Note, RunStarted, SafePoint, StepDone, to_json
 from tunesmith.labels import Task
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import read_manifest
 from tunesmith.speedups.apply import apply_speedups
-from tunesmith.training.checkpoint import Identity
+from tunesmith.training.checkpoint import Identity, contiguous, load_weights
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
 from tunesmith.training.optimizer import make_optimizer
-from tunesmith.training.run_writer import RunWriter
+from tunesmith.training.run_writer import RunWriter, StopRequest
 from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState
 
 ROWS = 46
-BUDGET: dict[str, Any] = {"token_budget": 96, "shuffle_window": 2}
-"""With this, epochs differ in length."""
 
 
-def make_keeper(
+def make_writer(
     folder: Path,
     *,
     accumulation: int = 1,
@@ -43,12 +42,10 @@ def make_keeper(
     patience: int | None = None,
     fast: bool = False,
     save_every: int = 1,
-    **order: Any,
 ) -> tuple[RunWriter, Batches]:
     rows = TokenRows.from_lists(token_lists(ROWS))
-    batches = Batches(rows, Padding(), 4 // accumulation, seed=3, accumulation=accumulation, sampling=sampling, **order)
-    epochs = 3 if order else 2
-    steps, ends = epoch_ends_for(batches.steps_in_epoch, max_steps=0, num_epochs=epochs)
+    batches = Batches(rows, Padding(), 4 // accumulation, seed=3, accumulation=accumulation, sampling=sampling)
+    steps, ends = epoch_ends_for(batches.steps_in_epoch, max_steps=0, num_epochs=2)
     plan = Plan(
         steps,
         ends,
@@ -73,7 +70,7 @@ def make_keeper(
     return RunWriter(RunDir(folder), state, identity, **given), batches
 
 
-def run(keeper: RunWriter, batches: Batches, *, until: int | None = None) -> None:
+def run(writer: RunWriter, batches: Batches, *, until: int | None = None) -> None:
     validation = TokenRows.from_lists(token_lists(20, seed=9))
 
     def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
@@ -83,15 +80,15 @@ def run(keeper: RunWriter, batches: Batches, *, until: int | None = None) -> Non
             )
         return {"validation": ({"loss": result.loss}, 20)}
 
-    keeper.begin(RunStarted("run", 0, keeper.plan.num_steps, 1, 1, ROWS))
+    writer.begin(RunStarted("run", 0, writer.plan.num_steps, 1, 1, ROWS))
     for event in train_events(
-        keeper.state, batches, keeper.plan, evaluate=evaluate, wants_read_back=keeper.wants_read_back
+        writer.state, batches, writer.plan, evaluate=evaluate, wants_read_back=writer.wants_read_back
     ):
-        keeper.on(event)
+        writer.on(event)
         if isinstance(event, SafePoint) and event.step == until:
-            keeper.close()
+            writer.close()
             return
-    keeper.end("completed")
+    writer.end("completed")
 
 
 def lasting(events: list[Event]) -> list[dict[str, Any]]:
@@ -108,36 +105,34 @@ def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"accumulation": 2}, {"sampling": "random"}, {"patience": 2}, {"fast": True}, BUDGET],
-    ids=["grouped", "accumulation", "random", "early-stop", "all-strategies", "token-budget"],
+    [{}, {"accumulation": 2}, {"sampling": "random"}, {"patience": 2}, {"fast": True}],
+    ids=["grouped", "accumulation", "random", "early-stop", "all-strategies"],
 )
-def test_resume_from_any_safe_point_repeats_the_same_events(tmp_path: Path, options: dict[str, Any]) -> None:
-    keeper, batches = make_keeper(tmp_path / "whole", **options)
-    run(keeper, batches)
-    whole, events = tensors_of(keeper.state), lasting(read_journal(keeper.run.journal_file))
-    last = keeper.state.step
+def test_resume_repeats_the_same_events_and_weights(tmp_path: Path, options: dict[str, Any]) -> None:
+    writer, batches = make_writer(tmp_path / "whole", **options)
+    run(writer, batches)
+    whole, events = tensors_of(writer.state), lasting(read_journal(writer.run.journal_file))
+    last = writer.state.step
     assert last > 10
-    for step in range(1, last, 1 if not options else 5):
+    for step in range(1, last, 9 if options else 4):
         folder = tmp_path / f"broken-{step}"
         others = [f"checkpoint-{other}" for other in range(1, last + 1) if other != step]
-        shutil.copytree(keeper.run.path, folder, ignore=shutil.ignore_patterns(*others))
-        again, batches = make_keeper(folder, **options, save_every=7)
+        shutil.copytree(writer.run.path, folder, ignore=shutil.ignore_patterns(*others))
+        again, batches = make_writer(folder, **options, save_every=7)
         run(again, batches)
         assert again.state.step == last
         assert lasting(read_journal(again.run.journal_file)) == events
         tensors = tensors_of(again.state)
         assert tensors.keys() == whole.keys()
         assert all(torch.equal(tensors[n], whole[n]) for n in whole), step
-        assert again.state.progress == keeper.state.progress
+        assert again.state.progress == writer.state.progress
 
 
-def test_a_plan_whose_epochs_are_not_those_of_the_batches_is_refused_before_it_resumes_at_another_row(
-    tmp_path: Path,
-) -> None:
-    first, batches = make_keeper(tmp_path, **BUDGET)
+def test_resume_with_other_epoch_ends_is_refused(tmp_path: Path) -> None:
+    first, batches = make_writer(tmp_path)
     run(first, batches, until=20)
-    second, batches = make_keeper(tmp_path, **BUDGET)
-    _, guessed = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=0, num_epochs=3)
+    second, batches = make_writer(tmp_path)
+    _, guessed = epoch_ends_for([batches.steps_in_epoch(0) - 1], max_steps=0, num_epochs=3)
     assert guessed != second.plan.epoch_ends
     second.plan = replace(second.plan, epoch_ends=guessed)
     with pytest.raises(ConfigError, match=r"epoch_ends_for\(batches\.steps_in_epoch"):
@@ -145,97 +140,91 @@ def test_a_plan_whose_epochs_are_not_those_of_the_batches_is_refused_before_it_r
     second.close()
 
 
-def test_a_run_broken_off_in_its_loop_goes_on_exactly(tmp_path: Path) -> None:
-    whole, batches = make_keeper(tmp_path / "whole")
-    run(whole, batches)
-    first, batches = make_keeper(tmp_path / "broken")
-    run(first, batches, until=7)
-    second, batches = make_keeper(tmp_path / "broken")
-    run(second, batches)
-    expected, got = tensors_of(whole.state), tensors_of(second.state)
-    assert all(torch.equal(expected[n], got[n]) for n in expected)
-
-
-def test_resume_refuses_another_config_and_names_it(tmp_path: Path) -> None:
-    first, batches = make_keeper(tmp_path)
-    run(first, batches, until=5)
-    second, batches = make_keeper(tmp_path, accumulation=2)
-    with pytest.raises(CheckpointError, match="accumulation was 1 and is 2"):
-        run(second, batches)
-
-
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
-    first, batches = make_keeper(tmp_path)
-    run(first, batches, until=5)
-    file = first.run.checkpoint(5) / "optimizer.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-3] ^= 1
-    file.write_bytes(bytes(data))
-    second, batches = make_keeper(tmp_path)
-    second.begin(RunStarted("run", 0, 1, 1, 1, ROWS))
-    second.close()
-    resumed = [e for e in read_journal(second.run.journal_file) if type(e).__name__ == "Resumed"]
-    assert second.state.step == 4
-    assert "optimizer.safetensors" in resumed[0].skipped[0]  # type: ignore[union-attr]
-    assert "sha256" in resumed[0].skipped[0]  # type: ignore[union-attr]
-
-
-def test_when_every_checkpoint_is_damaged_the_run_is_refused(tmp_path: Path) -> None:
-    first, batches = make_keeper(tmp_path)
-    run(first, batches, until=3)
-    for folder in first.run.checkpoints():
-        (folder / "MANIFEST.json").write_text("{")
-    second, batches = make_keeper(tmp_path)
-    with pytest.raises(CheckpointError, match="no intact checkpoint is left"):
-        run(second, batches)
-
-
-def test_a_missing_piece_is_refused_even_when_the_manifest_agrees(tmp_path: Path) -> None:
-    import json
-
-    from tunesmith.runs.manifest import _own_hash
-
-    first, batches = make_keeper(tmp_path)
-    run(first, batches, until=1)
-    folder = first.run.checkpoint(1)
-    (folder / "optimizer.safetensors").unlink()
-    manifest = json.loads((folder / "MANIFEST.json").read_text())
-    del manifest["files"]["optimizer.safetensors"]
-    manifest["self"] = _own_hash(manifest)
-    (folder / "MANIFEST.json").write_text(json.dumps(manifest))
-    second, batches = make_keeper(tmp_path)
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
-        run(second, batches)
-
-
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_run_told_to_go_on_with_another_config_takes_its_settings_and_not_the_checkpoints(
-    tmp_path: Path, changed: bool
-) -> None:
-    first, batches = make_keeper(tmp_path)
+def test_resume_with_allowed_change_uses_the_new_settings(tmp_path: Path, changed: bool) -> None:
+    first, batches = make_writer(tmp_path)
     first.state.optimizer.param_groups[0]["weight_decay"] = 0.25
     run(first, batches, until=3)
-    second, _ = make_keeper(tmp_path, accumulation=2 if changed else 1)
+    second, _ = make_writer(tmp_path, accumulation=2 if changed else 1)
     second.allow_changed = changed
     second.begin(RunStarted("run", 0, 1, 1, 1, ROWS))
     second.close()
     assert second.state.optimizer.param_groups[0]["weight_decay"] == (0.1 if changed else 0.25)
 
 
-def test_damaged_best_weights_end_their_use_with_the_name_of_the_file(tmp_path: Path) -> None:
-    keeper, batches = make_keeper(tmp_path)
-    run(keeper, batches)
-    state = keeper.state
-    state.progress = replace(state.progress, step=state.step - 1)  # as if the last evaluation were not the best one
-    held = read_manifest(keeper.run.best)["step"]
-    with pytest.raises(CheckpointError, match=f"holds the weights of step {held}"), keeper.best_weights():
-        pass
-    state.progress, state.step = replace(state.progress, step=held), held + 1
-    with keeper.best_weights() as best:
-        assert best == keeper.run.best
-    file = keeper.run.best / "model.safetensors"
-    damaged = bytearray(file.read_bytes())
-    damaged[-1] ^= 1
-    file.write_bytes(damaged)
-    with pytest.raises(CheckpointError, match="sha256 differs"), keeper.best_weights():
-        raise ValueError("what the damage led to")
+def cut_log(writer: RunWriter, steps: int) -> None:
+    lines = writer.run.journal_file.read_bytes().splitlines(keepends=True)
+    end = next(i for i, line in enumerate(lines) if f'"StepDone", "step": {steps + 1},'.encode() in line)
+    writer.run.journal_file.write_bytes(b"".join(lines[:end]))
+
+
+def test_event_log_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    first, batches = make_writer(tmp_path, save_every=4)
+    run(first, batches, until=8)
+    cut_log(first, 5)
+    before = first.run.journal_file.read_bytes()
+    second, batches = make_writer(tmp_path, save_every=4)
+    with pytest.raises(CheckpointError, match=r"journal\.jsonl: ends after step 5, .* steps 6 to 8 are missing"):
+        run(second, batches)
+    assert first.run.journal_file.read_bytes() == before
+
+
+def test_deleted_event_log_is_noted_and_resumed_twice(tmp_path: Path) -> None:
+    first, batches = make_writer(tmp_path, save_every=4)
+    run(first, batches, until=8)
+    first.run.journal_file.unlink()
+    for until in (8, 9, None):
+        writer, batches = make_writer(tmp_path, save_every=4)
+        run(writer, batches, until=until)
+    events: list[Any] = read_journal(first.run.journal_file)
+    assert any(isinstance(e, Note) and "was gone" in e.text for e in events)
+    steps = [e.step for e in events if isinstance(e, StepDone)]
+    assert steps == list(range(9, writer.plan.num_steps + 1))
+
+
+@pytest.mark.parametrize("caught", ["suppressed", "replaced"])
+def test_signal_that_a_library_catches_is_raised(caught: str) -> None:
+    def finish() -> None:
+        with StopRequest() as stop:
+            stop.raise_immediately()
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except StoppedBySignal as error:
+                if caught == "replaced":
+                    raise ValueError("could not determine the shape of an object") from error
+
+    with pytest.raises(StoppedBySignal) as found:
+        finish()
+    assert found.value.exit_code == 130
+
+
+def test_signal_after_the_run_is_complete_is_ignored() -> None:
+    with StopRequest() as stop:
+        stop.raise_immediately()
+        stop.run_is_complete()
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.signal == signal.SIGINT
+
+
+def tied(seed: int, vocabulary: int = 20) -> BertForMaskedLM:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    return BertForMaskedLM(BertConfig(vocab_size=vocabulary, **sizes))
+
+
+@pytest.mark.parametrize("shards", ["1KB", "1GB"])
+def test_tied_weights_of_save_pretrained_are_loaded(tmp_path: Path, shards: str) -> None:
+    stored, model = tied(0), tied(1)
+    stored.save_pretrained(tmp_path, max_shard_size=shards)
+    load_weights(model, tmp_path)
+    expected, got = contiguous(stored.state_dict()), contiguous(model.state_dict())
+    assert len(got) > len(list(model.parameters())), "some tensor must have two names"
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    tied(0).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        load_weights(tied(0, vocabulary=21), tmp_path)
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors"):
+        load_weights(tied(0), tmp_path / "elsewhere")

@@ -1,9 +1,7 @@
-"""One optimizer step: divided once, clipped, gated when not finite, split when memory runs out."""
+"""One optimizer step, the loop around it, and numbers that are NaN or infinite."""
 
 from __future__ import annotations
 
-import traceback
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,19 +10,17 @@ import pytest
 import torch
 
 from conftest import tiny_bert, token_lists
-from tunesmith.data.batches import Batch, Batches, Padding
-from tunesmith.data.tokens import TokenRows
-from tunesmith.errors import ConfigError, ResourceError
+from tunesmith.data.batches import Batch, Batches, Padding, TokenRows
+from tunesmith.errors import ConfigError, DataError
 from tunesmith.events import NonFinite, SafePoint, StepDone
 from tunesmith.labels import Task
-from tunesmith.speedups.apply import Speedups, apply_speedups
-from tunesmith.speedups.cuda_graphs import StepGraphs, _Captured
+from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
 from tunesmith.training.loop import train_events
 from tunesmith.training.optimizer import make_optimizer
-from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
-from tunesmith.training.state import TrainState, seed_step, step_seed
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
+from tunesmith.training.state import SMALLEST, LossScale, TrainState
 from tunesmith.training.step import train_step
 
 
@@ -56,9 +52,7 @@ class Poison(TaskLoss):
 
 @pytest.mark.parametrize("weighted", [None, (0.3, 2.5)])
 @pytest.mark.parametrize(("size", "accumulation"), [(4, 2), (2, 4), (1, 8)])
-def test_a_step_does_not_depend_on_how_it_is_cut_into_micro_batches(
-    size: int, accumulation: int, weighted: Any
-) -> None:
+def test_step_in_micro_batches_equals_one_batch(size: int, accumulation: int, weighted: Any) -> None:
     objective = TaskLoss(Task.BINARY, 2, weighted)
     one, many = make_state(objective), make_state(objective)
     for a, b in zip(batches(8, 1).windows(0), batches(size, accumulation).windows(0), strict=True):
@@ -68,7 +62,7 @@ def test_a_step_does_not_depend_on_how_it_is_cut_into_micro_batches(
         assert float(first.grad_norm) == pytest.approx(float(second.grad_norm), rel=1e-4)
 
 
-def test_class_weights_and_smoothing_are_those_of_torch() -> None:
+def test_class_weights_and_smoothing_equal_torch() -> None:
     logits, labels = torch.randn(6, 3), torch.tensor([0, 2, 1, -1, 2, 0])
     objective = TaskLoss(Task.MULTICLASS, 3, (0.5, 1.0, 3.0), 0.1)
     expected = torch.nn.functional.cross_entropy(
@@ -78,7 +72,7 @@ def test_class_weights_and_smoothing_are_those_of_torch() -> None:
     assert float(got) == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_balanced_weights_are_those_of_scikit_learn() -> None:
+def test_balanced_weights_equal_scikit_learn() -> None:
     labels = np.array([0, 0, 0, 1, 2, 2])
     assert resolve_class_weights("balanced", labels, ["a", "b", "c"]) == pytest.approx((6 / 9, 2.0, 1.0))
     assert resolve_class_weights({"a": 1, "b": 2, "c": 3}, labels, ["a", "b", "c"]) == (1.0, 2.0, 3.0)
@@ -87,7 +81,7 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_clipping_and_the_update_are_those_of_torch(fused: bool) -> None:
+def test_clipping_and_update_equal_torch(fused: bool) -> None:
     ours, plain = make_state(fused=fused), make_state()
     window = next(batches(8, 1).windows(0))
     result = train_step(ours, window, learning_rate=1e-2, max_grad_norm=1e-3, seed=0)
@@ -107,7 +101,7 @@ def test_clipping_and_the_update_are_those_of_torch(fused: bool) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_step_that_is_not_finite_leaves_the_weights_alone_and_is_told_with_its_rows(fused: bool) -> None:
+def test_nan_step_keeps_the_weights_and_names_its_rows(fused: bool) -> None:
     Poison.calls.clear()
     state = make_state(Poison(Task.BINARY, 2), fused=fused)
     source = batches(4, 1)
@@ -128,7 +122,7 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone_and_is_told_with_its
 
 
 @pytest.mark.parametrize("action", ["stop", "skip"])
-def test_steps_after_a_bad_one_are_held_back_only_when_the_run_is_about_to_stop(action: Any) -> None:
+def test_steps_after_nan_train_only_if_it_is_skipped(action: Any) -> None:
     """Numbers are read back five steps later, as on a GPU."""
     Poison.calls.clear()
     state = make_state(Poison(Task.BINARY, 2))
@@ -141,17 +135,8 @@ def test_steps_after_a_bad_one_are_held_back_only_when_the_run_is_about_to_stop(
     assert moved == [False, *[action == "skip"] * 3]
 
 
-def test_nan_in_a_weight_is_named() -> None:
-    state = make_state()
-    with torch.no_grad():
-        state.model.get_parameter("bert.encoder.layer.1.output.dense.weight")[0, 0] = float("nan")
-    plan = Plan(1, (5,), Schedule("constant", 1e-2, 0, 1), seed=0)
-    bad = next(e for e in train_events(state, batches(4, 1), plan) if isinstance(e, NonFinite))
-    assert (bad.what, bad.tensor) == ("weight", "bert.encoder.layer.1.output.dense.weight")
-
-
 @pytest.mark.parametrize("packed", [False, True])
-def test_out_of_memory_splits_the_micro_batch_and_keeps_the_maths(packed: bool) -> None:
+def test_out_of_memory_split_keeps_the_loss(packed: bool) -> None:
     class Greedy(TaskLoss):
         def sum(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
             if len(batch) > 3:
@@ -172,56 +157,7 @@ def test_out_of_memory_splits_the_micro_batch_and_keeps_the_maths(packed: bool) 
     assert small.rows_limit == 2
 
 
-def test_out_of_memory_lets_go_of_captured_steps_before_it_splits_anything() -> None:
-    class Full(TaskLoss):
-        def sum(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-            if len(held):
-                raise torch.OutOfMemoryError("captured steps hold the memory")
-            return super().sum(model, batch)
-
-    plain, state = make_state(dropout=0.1), make_state(Full(Task.BINARY, 2), dropout=0.1)
-    held = StepGraphs(torch.device("cpu"))
-    state.speedups = Speedups(state.model, Padding(), Padding(), Padding(), None, (), (), {}, graphs=held)
-    held._graphs[("a shape",)] = _Captured(None, [], torch.zeros(3))
-    state.may_split = False
-    for window in batches(8, 1).windows(0):
-        first, second = (train_step(s, window, learning_rate=1e-2, max_grad_norm=1.0, seed=0) for s in (plain, state))
-        assert torch.equal(first.numbers, second.numbers)
-    assert held.off
-    assert state.rows_limit is None
-
-
-def test_out_of_memory_with_one_row_says_what_to_do() -> None:
-    class Hopeless(TaskLoss):
-        def sum(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-            raise torch.OutOfMemoryError("no")
-
-    with pytest.raises(ResourceError, match="max_seq_length"):
-        train_step(
-            make_state(Hopeless(Task.BINARY, 2)),
-            next(batches(4, 1).windows(0)),
-            learning_rate=1e-2,
-            max_grad_norm=1,
-            seed=0,
-        )
-
-
-def test_out_of_memory_ends_the_run_where_splitting_is_not_wanted() -> None:
-    class Greedy(TaskLoss):
-        def sum(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-            if len(batch) > 3:
-                raise torch.OutOfMemoryError("too many rows")
-            return super().sum(model, batch)
-
-    state = make_state(Greedy(Task.BINARY, 2))
-    state.may_split = False
-    with pytest.raises(ResourceError, match=r"with 4 row\(s\)"):
-        train_step(state, next(batches(4, 1).windows(0)), learning_rate=1e-2, max_grad_norm=1, seed=0)
-    assert state.step == 0
-    assert state.rows_limit is None
-
-
-def test_dropout_of_a_step_depends_on_its_number_and_not_on_what_was_drawn_before() -> None:
+def test_dropout_depends_on_the_step_number_only() -> None:
     window = next(batches(8, 1).windows(0))
     one, two = make_state(dropout=0.3), make_state(dropout=0.3)
     first = train_step(one, window, learning_rate=0.0, max_grad_norm=1.0, seed=5)
@@ -232,48 +168,113 @@ def test_dropout_of_a_step_depends_on_its_number_and_not_on_what_was_drawn_befor
     assert not torch.equal(first.loss, third.loss)
 
 
-def test_a_step_seeds_as_torch_does_without_its_work_for_devices_that_are_not_in_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """torch.manual_seed writes the call's stack down as text for each of them, at every call."""
-    state, window = make_state(dropout=0.5), next(batches(8, 1).windows(0))
-    written: list[int] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(traceback, "format_stack", lambda *_: written.append(1) or [])
-        train_step(state, window, learning_rate=1e-3, max_grad_norm=1.0, seed=5)
-    assert written == []
-    seed_step(5, 2, 0, torch.device("cpu"))
-    drawn = torch.rand(8)
-    torch.manual_seed(step_seed(5, 2, 0))
-    assert torch.equal(torch.rand(8), drawn)
+class NanLoss(TaskLoss):
+    def sum(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        loss, logits = super().sum(model, batch)
+        return loss * float("nan"), logits
 
 
-def test_a_calendar_is_due_when_its_words_say_so() -> None:
-    assert [s for s in range(1, 13) if Calendar("steps", 5, last=12).due(s)] == [5, 10, 12]
-    assert [s for s in range(1, 13) if Calendar("epoch", ends=frozenset({4, 8})).due(s)] == [4, 8]
-    assert [s for s in range(1, 13) if Calendar("both", 3, frozenset({4})).due(s)] == [3, 4, 7, 10]
-    both = Calendar("both", 500, frozenset({459, 918, 1377, 3000}), 3000)
-    assert [s for s in range(1, 3001) if both.due(s)] == [459, 918, 1377, 1877, 2377, 2877, 3000]
-    assert both.count(3000) == 7
-    assert [s for s in range(1, 13) if Calendar("steps", 2, delay=7).due(s)] == [8, 10, 12]
-    assert not any(Calendar("no").due(s) for s in range(1, 13))
+class NanGradient(TaskLoss):
+    """A finite loss whose gradient is NaN or infinite at any scale."""
+
+    def sum(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        loss, logits = super().sum(model, batch)
+        return loss + torch.sqrt(model.get_parameter("classifier.bias").abs() * 0.0).sum(), logits
 
 
-def test_the_number_of_steps_is_that_of_transformers() -> None:
-    assert epoch_ends_for([459], max_steps=0, num_epochs=3) == (1377, (459, 918, 1377))
-    assert epoch_ends_for([10], max_steps=25, num_epochs=1) == (25, (10, 20, 30))
-    assert epoch_ends_for([10], max_steps=0, num_epochs=2.5)[0] == 25
-    assert epoch_ends_for([10], max_steps=0, num_epochs=0.33)[0] == 4
-    assert epoch_ends_for(lambda epoch: 10 + epoch, max_steps=35, num_epochs=1) == (35, (10, 21, 33, 46))
-    for options in ({"max_steps": 10**12, "num_epochs": 3}, {"max_steps": 0, "num_epochs": 1e308}):
-        with pytest.raises(ConfigError, match=r"epochs.*; the limit is 1000000"):
-            epoch_ends_for([4], **options)
-    assert warmup_steps_for(0.1, 1377) == 138
-    assert warmup_steps_for(30, 1377) == 30
+def run_fp16(objective: TaskLoss, *, scale: float = 65536.0, every: int = 1) -> tuple[Any, list[Any]]:
+    """(state, events up to the first that is NaN or infinite, or of 40 steps)."""
+    state = make_state(objective)
+    state.loss_scale = LossScale.start(torch.device("cpu"), scale)
+    batches = Batches(TokenRows.from_lists(token_lists(160)), Padding(), 4, seed=3)
+    plan = Plan(40, (40,), Schedule("linear", 1e-2, 0, 40), seed=0, read_back_every=every)
+    events = []
+    for event in train_events(state, batches, plan):
+        events.append(event)
+        if isinstance(event, NonFinite):
+            break
+    return state, events
 
 
-def test_progress_within_an_epoch_is_a_fraction() -> None:
-    plan = Plan(20, (10, 20), Schedule("linear", 1.0, 0, 20), seed=0)
-    assert [plan.fraction(s) for s in (0, 5, 10, 15, 20)] == [0.0, 0.5, 1.0, 1.5, 2.0]
-    assert plan.epoch_of(10) == (1, 0)
-    assert replace(plan, num_steps=5).epoch_of(3) == (0, 3)
+def non_finite(events: list[Any]) -> list[NonFinite]:
+    return [e for e in events if isinstance(e, NonFinite)]
+
+
+@pytest.mark.parametrize("every", [1, 16])
+def test_fp16_nan_loss_is_reported_at_once(every: int) -> None:
+    fresh = tiny_bert(dropout=0.0).state_dict()
+    state, events = run_fp16(NanLoss(Task.BINARY, 2), every=every)
+    assert [(e.step, e.what) for e in non_finite(events)] == [(1, "loss")]
+    assert all(torch.equal(fresh[n], t) for n, t in state.model.state_dict().items())
+
+
+def test_fp16_nan_gradient_is_reported_after_bounded_halvings() -> None:
+    state, events = run_fp16(NanGradient(Task.BINARY, 2))
+    assert [(e.step, e.what, e.tensor) for e in non_finite(events)] == [(27, "gradient", "classifier.bias")]
+    assert float(state.loss_scale.scale) == SMALLEST
+
+
+def test_fp16_overflow_is_skipped_and_training_continues() -> None:
+    state, events = run_fp16(TaskLoss(Task.BINARY, 2), scale=2.0**80)
+    steps = [e for e in events if isinstance(e, StepDone)]
+    assert non_finite(events) == []
+    assert steps[0].loss is not None
+    assert steps[0].grad_norm is None, "the first step must overflow"
+    skipped = sum(e.grad_norm is None for e in steps)
+    assert 0 < skipped < 25
+    assert {int(s["step"]) for s in state.optimizer.state.values()} == {40 - skipped}
+
+
+def make_adversarial(push: float) -> TrainState:
+    state = make_state()
+    state.push = push
+    return state
+
+
+def steps(state: TrainState, size: int, accumulation: int = 1) -> list[float]:
+    found = batches(size, accumulation).windows(0)
+    return [float(train_step(state, w, learning_rate=1e-2, max_grad_norm=1.0, seed=0).loss) for w in found]
+
+
+def test_adversarial_step_in_micro_batches_equals_one_batch() -> None:
+    assert steps(make_adversarial(0.1), 8) == pytest.approx(steps(make_adversarial(0.1), 2, 4), abs=1e-5)
+
+
+def test_adversarial_steps_need_a_trained_embedding() -> None:
+    plain, adversarial = make_adversarial(0.0), make_adversarial(0.1)
+    losses = [steps(state, 8) for state in (plain, adversarial)]
+    assert losses[0][0] == losses[1][0], "the loss that is reported is that of the first reading"
+    assert losses[0][-1] != losses[1][-1]
+    frozen = [make_adversarial(0.0), make_adversarial(0.1)]
+    for state in frozen:
+        state.model.get_input_embeddings().weight.requires_grad_(False)  # type: ignore[operator]
+    assert steps(frozen[0], 8) == pytest.approx(steps(frozen[1], 8), abs=1e-6)
+
+
+@pytest.mark.parametrize(("task", "labels"), [(Task.MULTICLASS, 3), (Task.MULTILABEL, 3), (Task.REGRESSION, 1)])
+def test_divergence_equals_its_formula(task: Task, labels: int) -> None:
+    torch.manual_seed(0)
+    objective, before, after = TaskLoss(task, labels), torch.randn(4, labels), torch.randn(4, labels)
+    assert float(objective.divergence(before, before)) == pytest.approx(0, abs=1e-6)
+    found = float(objective.divergence(after, before))
+    if task is Task.REGRESSION:
+        assert found == pytest.approx(float((after - before).square().sum()), rel=1e-5)
+        return
+    p, q = (t.softmax(1) if task is Task.MULTICLASS else t.sigmoid() for t in (before, after))
+    wanted = p * (p / q).log()
+    if task is Task.MULTILABEL:
+        wanted = wanted + (1 - p) * ((1 - p) / (1 - q)).log()
+    assert found == pytest.approx(float(wanted.sum()), rel=1e-4)
+
+
+def test_exhausted_source_is_refused_by_name() -> None:
+    class Exhausted:
+        def __init__(self) -> None:
+            self.windows_left = Batches(TokenRows.from_lists(token_lists(8)), Padding(), 4, seed=3).windows(0)
+
+        def windows(self, epoch: int, skip: int = 0) -> Any:
+            return self.windows_left
+
+    plan = Plan(9, (2, 4, 6, 8, 10), Schedule("constant", 1e-3, 0, 9), seed=0)
+    with pytest.raises(DataError, match=r"Exhausted.*step 2.*9"):
+        list(train_events(make_state(), Exhausted(), plan))

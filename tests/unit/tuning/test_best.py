@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,21 +19,16 @@ import pytest
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
-from tunesmith.data.cache import read_prediction_columns
+from tunesmith.data.rows import read_prediction_columns
 from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
 from tunesmith.inference.predictor import Predictor
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import Temperature
-from tunesmith.pipeline import start_clock
 from tunesmith.pipeline.train import finetune
-from tunesmith.pipeline.watch import PAIR_STAGE
 from tunesmith.tuning import best
 from tunesmith.tuning.best import BestSearch, HeldOut, Outcome, Variant, pick
 from tunesmith.tuning.trials import Clock
-from warm import ENVIRONMENT, warm_python
-
-SRC = str(Path(__file__).parents[3] / "src")
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +93,8 @@ def test_best_run_folder_works_like_any_other(whole: Path, home: Path, capsys: p
 def test_a_killed_run_ends_as_the_unbroken_one(whole: Path, home: Path, tmp_path: Path) -> None:
     command = words(home, tmp_path / "run")
     ended = subprocess.run(
-        [warm_python(), "-m", "tunesmith", *command],
-        env=ENVIRONMENT | {"PYTHONPATH": SRC, "TUNESMITH_FAULT": "step.end:kill:12"},
+        [sys.executable, "-m", "tunesmith", *command],
+        env=os.environ | {"TUNESMITH_FAULT": "step.end:kill:12"},
         capture_output=True,
         check=False,
     )
@@ -180,11 +177,16 @@ def test_several_base_models_are_tried_and_the_best_is_deployed(home: Path, tmp_
         load_config(None, {"train_file": "x.csv", "model_name_or_path": "a,b"})
 
 
-def test_a_budget_for_auto_alone_gives_the_auto_result(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_budget_for_auto_only_is_announced_and_gives_the_auto_result(
+    home: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     """At the first timed step the rest does not fit: nothing else is begun, and the run is that of `--recipe auto`."""
     monkeypatch.setattr(best, "TIMED_READS", 1)
     monkeypatch.setattr(Clock, "left", lambda self: 1e-9)
     assert main(words(home, tmp_path / "best")) == 0
+    lines = capsys.readouterr().err
+    announced = lines.index("so there is no time for variants: the auto recipe is used. Set --time_budget ")
+    assert announced < lines.index("Trial auto-fold-1: ")
     assert [run["state"] for run in table(tmp_path / "best")["tried"][0]["runs"].values()] == ["stopped"]
     assert table(tmp_path / "best")["deployed"] == "auto"
     auto = [word if word != "best" else "auto" for word in words(home, tmp_path / "auto")]
@@ -192,46 +194,6 @@ def test_a_budget_for_auto_alone_gives_the_auto_result(home: Path, tmp_path: Pat
     assert main(auto) == 0
     metrics = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("best", "auto")]
     assert metrics[0] == metrics[1]
-
-
-def test_a_pair_start_that_the_time_is_not_enough_for_is_shortened(
-    home: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    """A step of the start takes a second here: 200 for the first try, 200 for the model of all rows and their passes are more
-    than 100 s. The first try ends after a tenth, and the last model has as many steps and passes as fit."""
-    ticks = [0]
-    noted = start_clock.StartClock.note
-
-    def note(self: start_clock.StartClock, stage: str, done: int, total: int) -> bool:
-        ticks[0] += stage == PAIR_STAGE
-        return noted(self, stage, done, total)
-
-    monkeypatch.setattr(start_clock.StartClock, "note", note)
-    monkeypatch.setattr(start_clock, "time", SimpleNamespace(monotonic=lambda: float(ticks[0])))
-    monkeypatch.setattr(Clock, "left", lambda self: 100.0 - ticks[0] - self.reserve)
-    texts = [text for text, _ in sentences(240)]
-    rows = [
-        {"one": texts[i], "two": texts[i if i % 2 else i + 120], "label": ("other", "same")[i % 2]} for i in range(120)
-    ]
-    write_csv(home / "pairs.csv", rows)
-    command = words(home, tmp_path / "run", "--train_file", str(home / "pairs.csv"))
-    for flag in ("--max_steps", "--test_file"):
-        del command[command.index(flag) : command.index(flag) + 2]
-    assert main([*command, "--debug"]) == 0
-    assert ticks[0] == 20
-    assert [run["state"] for run in table(tmp_path / "run")["tried"][0]["runs"].values()] == ["stopped"]
-    config = load_config(tmp_path / "run" / "run.yaml", need_data=False)
-    left = 100 - 20 - best.PAGES_SECONDS
-    assert (
-        f"Best: 1h is enough only for auto, with {left // 2:.0f} steps of its pair warm-up and "
-        in capsys.readouterr().err
-    )
-    assert config.pair_start == left // 2
-    assert 0.1 < config.num_train_epochs * len(rows) / 32 * best.MARGIN <= left - config.pair_start
-    asked = [word if word != str(tmp_path / "run") else str(tmp_path / "asked") for word in command]
-    ticks[0] = 0
-    assert main([*asked, "--pair_start", "300"]) == 2
-    assert "--pair_start 300 takes 300 s" in capsys.readouterr().err
 
 
 def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path, monkeypatch: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +24,6 @@ from tunesmith.runs.event_log import read_journal
 from tunesmith.tuning import trials
 from tunesmith.tuning.search import JournalLock, read_space
 from tunesmith.tuning.trials import Clock, TimeUp
-from warm import ENVIRONMENT, warm_python
-
-SRC = str(Path(__file__).parents[3] / "src")
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +49,12 @@ def what(folder: Path) -> list[Any]:
 
 def test_killed_workers_lose_nothing_and_nothing_counts_twice(words: list[str], tmp_path: Path) -> None:
     assert main([*words, "--output_dir", str(tmp_path / "whole")]) == 0
-    command = [warm_python(), "-m", "tunesmith", *words, "--output_dir", str(tmp_path / "shared")]
+    command = [sys.executable, "-m", "tunesmith", *words, "--output_dir", str(tmp_path / "shared")]
     faults = ["step.end:kill:2", "step.end:kill:6", None]
     workers = [
         subprocess.Popen(
             command,
-            env=ENVIRONMENT | {"PYTHONPATH": SRC} | ({"TUNESMITH_FAULT": fault} if fault else {}),
+            env=os.environ | ({"TUNESMITH_FAULT": fault} if fault else {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -201,3 +200,17 @@ def test_clock_counts_parallel_processes_once_and_no_pauses(tmp_path: Path, monk
     now[0] += 6
     with pytest.raises(TimeUp):
         later.beat()
+
+
+def test_stray_files_in_a_search_folder_are_ignored(words: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    for name in ("Thumbs.db", "desktop.ini", ".DS_Store"):
+        (folder / name).write_bytes(b"\0")
+    command = [*words, "--trials", "1", "--output_dir", str(folder)]
+    assert main(command) == 0
+    for name in (".nfs0001", "notes.txt", "trial-notes.txt", "locks/.DS_Store", "trial-0/Thumbs.db"):
+        (folder / name).write_bytes(b"\0")
+    (folder / "trial-old").mkdir()
+    assert main(command) == 0
+    assert [one["state"] for one in table(folder)["trials"]] == ["complete"]

@@ -1,0 +1,388 @@
+"""Rows: a `Source` is what one file or table contains, a `Part` the rows of it that make up one split, and a `RowCache` the
+folder in which rows are kept as Arrow, found again by their content.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from tunesmith.errors import CheckpointError, DataError, ResourceError, did_you_mean, short_text
+from tunesmith.files import BadFile, create, fsync_path, known_hash, open_plain
+from tunesmith.labels import LabelMap, Task
+from tunesmith.runs.manifest import verify, write_manifest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+LINE_COLUMN = "__line__"
+"""Holds the physical line on which a record starts, for files made of lines."""
+
+BAD_COLUMN = "__bad__"
+"""Holds why a row of a file could not be read, where such rows are left out."""
+
+SCAN_ROWS = 65_536
+Ints = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """`origin` is the path as the user wrote it, or the name of an object in memory."""
+
+    name: str
+    dataset: Dataset
+    origin: str
+    lines: bool = False
+    note: str | None = None
+    """How the file was read, if that is not obvious."""
+    numbers: Ints | None = None
+    """Row numbers (from 1) in `origin`, if it has no lines and only some of its rows are here."""
+
+    @property
+    def column_names(self) -> list[str]:
+        """The user's columns, without those of the reader."""
+        return [name for name in self.dataset.column_names if name not in (LINE_COLUMN, BAD_COLUMN)]
+
+    def where(self, row_index: int, column: str | None = None) -> str:
+        """`train.csv:812:label`: the line in a text file, the row (from 1) anywhere else."""
+        return f"{self.origin}:{self.line_numbers([row_index])[0]}" + ("" if column is None else f":{column}")
+
+    def line_numbers(self, rows: Sequence[int] | Ints) -> Ints:
+        """Return the numbers that `where` uses for these rows."""
+        if self.lines:
+            return np.asarray(self.dataset.select_columns([LINE_COLUMN]).with_format("numpy")[rows][LINE_COLUMN])
+        return np.asarray(rows) + 1 if self.numbers is None else self.numbers[rows]
+
+    def select(self, rows: Sequence[int] | Ints, name: str | None = None) -> Source:
+        """Return the source with only these rows; they keep their line numbers."""
+        numbers = None if self.lines else self.line_numbers(rows)
+        return replace(self, name=name or self.name, dataset=self.dataset.select(rows), numbers=numbers)
+
+    def type_of(self, column: str) -> Any:
+        """The Arrow type of a column."""
+        return self.dataset.data.schema.field(column).type
+
+    def holds_text(self, column: str) -> bool:
+        """Whether the cells of a column are strings."""
+        return str(self.type_of(column)) in ("string", "large_string", "string_view")
+
+    def label_parts(self, label: str) -> tuple[str, ...]:
+        """Return the columns that a label name with commas stands for; none for a plain column."""
+        parts = tuple(part.strip() for part in label.split(","))
+        return parts if label not in self.column_names and len(parts) > 1 else ()
+
+    def has_label(self, label: str) -> bool:
+        """Return whether the label column, or all of its parts, are there."""
+        return set(self.label_parts(label) or (label,)) <= set(self.column_names)
+
+    def no_column(self, name: str, flag: str) -> DataError:
+        """The error for a column that is not there; `flag` names another one."""
+        found = self.column_names
+        fix = " ".join(filter(None, (did_you_mean(name, found), f"Set {flag}.")))
+        where = f"{self.origin}:1" if self.lines else self.origin
+        return DataError(f"no column {name!r}; found: {', '.join(found)}", where=where, fix=fix)
+
+    def with_cells(self, dataset: Dataset) -> Source:
+        """Return the source with other cells in the same rows."""
+        return replace(self, dataset=dataset)
+
+    def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+        """(index of the first row, pyarrow Table of `columns`) for one batch after the other, in order."""
+        start = 0
+        for table in self.dataset.select_columns(list(columns)).with_format("arrow").iter(SCAN_ROWS):
+            yield start, table.combine_chunks()  # selected rows come in a chunk for every run of neighbors
+            start += table.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """`text` is one name or two; `why` says in sentences how text, label and task were chosen.
+
+    `default_names` are those of the label ids of a GLUE task.
+    """
+
+    text: tuple[str, ...]
+    label: str | None
+    task: Task
+    why: tuple[str, ...] = ()
+    default_names: tuple[str, ...] = ()
+
+
+def checked(source: Source) -> Source:
+    """The source; one without rows is refused."""
+    if source.dataset.num_rows == 0:
+        raise DataError("no rows", where=source.origin, fix="It needs at least one row.")
+    return source
+
+
+@dataclass(frozen=True)
+class Part:
+    """`rows` are the row numbers used, in ascending order; None for all. `encoded` has every row of the source."""
+
+    source: Source
+    encoded: Dataset
+    rows: Ints | None = None
+
+    def dataset(self) -> Dataset:
+        """The rows used."""
+        return self.encoded if self.rows is None else self.encoded.select(self.rows)
+
+    def __len__(self) -> int:
+        return int(self.encoded.num_rows) if self.rows is None else len(self.rows)
+
+    def scan(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Tables of the source's columns, only the rows used, read from the file rather than its memory map."""
+        for start, table in self.source.scan(columns):
+            if self.rows is None:
+                yield table
+                continue
+            low, high = np.searchsorted(self.rows, (start, start + table.num_rows))
+            yield table.take(self.rows[low:high] - start)
+
+    def labels(self) -> Any:
+        """The encoded labels of the rows used, as one Arrow array."""
+        table = self.encoded.select_columns(["labels"]).with_format("arrow")[:]
+        column = table.column("labels").combine_chunks()
+        return column if self.rows is None else column.take(self.rows)
+
+    def where(self, row: int) -> str:
+        """Return `train.csv:812` for a row of this part."""
+        return self.source.where(int(row if self.rows is None else self.rows[row]))
+
+    def line_numbers(self, count: int) -> list[int]:
+        """Return the line (or row, from 1) in the file of each of the first rows of this part."""
+        rows = np.arange(count) if self.rows is None else self.rows[:count]
+        return [int(number) for number in self.source.line_numbers(rows)]
+
+    @classmethod
+    def of(cls, dataset: Dataset, name: str = "train") -> Part:
+        """All rows of a dataset that has the column "labels"."""
+        return cls(Source(name, dataset, name), dataset)
+
+
+def fingerprint_parts(parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap) -> tuple[str, dict[str, str]]:
+    """sha256 (hex) over split names, texts, labels, label names and their order, and one for each split.
+
+    Columns that are neither text nor label do not count.
+    """
+    whole = hashlib.sha256(json.dumps([labels.to_json(), list(text)]).encode())
+    found = {}
+    for split, part in parts.items():
+        pieces = [f"\n{split} {len(part)}".encode(), *(_hash_text(part, name) for name in text), _hash_labels(part)]
+        found[split] = hashlib.sha256(b"".join(pieces)).hexdigest()
+        whole.update(b"".join(pieces))
+    return whole.hexdigest(), found
+
+
+def _hash_text(part: Part, name: str) -> bytes:
+    """Lengths and bytes are hashed apart, so that the result does not depend on how rows are cut into batches."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths, content = hashlib.sha256(), hashlib.sha256()
+    for table in part.scan([name]):
+        cells = pc.fill_null(table.column(name).cast(pa.large_string()).combine_chunks(), "")
+        if not len(cells):
+            continue
+        lengths.update(pc.binary_length(cells).to_numpy(zero_copy_only=False).astype("<i8").tobytes())
+        _, offsets, data = cells.buffers()
+        ends = np.frombuffer(offsets, dtype=np.int64)
+        first, last = ends[cells.offset], ends[cells.offset + len(cells)]
+        if data is not None:
+            content.update(memoryview(data)[first:last])
+    return lengths.digest() + content.digest()
+
+
+def _hash_labels(part: Part) -> bytes:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cells = part.labels()
+    if pa.types.is_list(cells.type):
+        cells = pc.list_flatten(cells)
+    return hashlib.sha256(np.ascontiguousarray(cells.to_numpy(zero_copy_only=False)).tobytes()).digest()
+
+
+log = logging.getLogger(__name__)
+_ROWS = "rows.arrow"
+_HASH_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """An entry: its Arrow stream, and the facts that were stored with it, "rows" among them."""
+
+    file: Path
+    facts: dict[str, Any]
+
+    def dataset(self) -> Dataset:
+        """The rows, memory-mapped."""
+        from datasets import Dataset
+
+        return Dataset.from_file(str(self.file))
+
+
+@dataclass(frozen=True)
+class RowCache:
+    """The folder of entries; `key` names one entry."""
+
+    root: Path
+
+    def open(self, key: str) -> CachedRows | None:
+        """The entry, its bytes verified, or None. A damaged one is removed, with a line in the log."""
+        folder = self.root / key
+        if not folder.is_dir():
+            return None
+        try:
+            manifest = verify(folder, hashed=known_hash)
+            if manifest["key"] != key:
+                raise ValueError("it belongs to other rows")
+            return CachedRows(folder / _ROWS, manifest["facts"])
+        except Exception as error:  # whatever is wrong with an entry, the rows can be made again
+            log.warning("the cached rows in %s cannot be used (%s); they are made again", folder, error)
+            self.remove(key)
+            return None
+
+    def remove(self, key: str) -> None:
+        """Removes an entry, if it exists."""
+        shutil.rmtree(self.root / key, ignore_errors=True)
+
+    def build(self, key: str, batches: Iterator[Any], facts: Callable[[], dict[str, Any]] = dict) -> CachedRows | None:
+        """Stores the record batches, and the facts that are known after the last of them; None when there is no batch.
+
+        A process killed on the way leaves only a hidden folder that is never read; the next build removes it.
+        """
+        with self._building(key) as folder:
+            rows = _write_stream(folder / _ROWS, batches)
+            if rows is None:
+                return None
+            known = {**facts(), "rows": rows}
+            write_manifest(folder, {"kind": "rows", "key": key, "facts": known}, {})
+            try:
+                os.rename(folder, self.root / key)
+            except OSError:
+                found = self.open(key)  # another process may have published the same content first: use that
+                if found is None:
+                    raise
+                return found
+            fsync_path(self.root)
+        return CachedRows(self.root / key / _ROWS, known)
+
+    @contextmanager
+    def _building(self, key: str) -> Iterator[Path]:
+        build = self.root / f".building-{os.getpid()}-{key}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            shutil.rmtree(build, ignore_errors=True)
+            build.mkdir()
+            yield build
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            why = "the disk is full" if full else error.strerror or str(error)
+            fix = "Free some space or set a different --cache_dir." if full else "Set a different --cache_dir."
+            raise ResourceError(
+                f"the cache of rows cannot be written ({why})", where=str(self.root), fix=fix
+            ) from error
+        finally:
+            shutil.rmtree(build, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        for path in self.root.glob(".building-*"):
+            pid = path.name.split("-")[1]
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_stream(path: Path, batches: Iterator[Any]) -> int | None:
+    """Writes the batches as an Arrow stream; returns the number of rows, None when there is no batch."""
+    import pyarrow as pa
+
+    first = next(batches, None)
+    if first is None:
+        return None
+    rows = 0
+    with create(path) as file, pa.ipc.new_stream(pa.PythonFile(file, mode="w"), first.schema) as writer:
+        for batch in chain([first], batches):
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    return rows
+
+
+def content_hash(dataset: Dataset, columns: tuple[str, ...]) -> str:
+    """A hash of the cells of these columns, in order; equal for equal content, however it is stored or chunked."""
+    import pyarrow as pa
+
+    digest = hashlib.sha256()
+    view = dataset.select_columns(list(columns)).with_format("arrow")
+    for table in view.iter(batch_size=_HASH_ROWS):
+        whole = table.replace_schema_metadata(None).combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, whole.schema) as writer:
+            writer.write_table(whole)
+        digest.update(sink.getvalue())
+    digest.update(f"{len(dataset)} {columns}".encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def binary_errors(kind: str, origin: str) -> Iterator[None]:
+    """Turns errors of pyarrow into one line that names the file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        fix = f"The file is damaged, truncated, or not {kind}: write it again."
+        raise DataError(f"cannot be read as {kind} ({reason})", where=origin, fix=fix) from None
+
+
+MAX_CELLS, MAX_BYTES = 50_000_000, 1_000_000_000
+"""Of predictions.parquet: a run keeps at most 200,000 rows of each split."""
+
+
+def read_prediction_columns(path: str | Path) -> dict[str, list[Any]]:
+    """predictions.parquet: name -> values in row order; empty when the file is absent. Damage is a CheckpointError."""
+    try:
+        with open_plain(path, follow=True) as file:
+            return _read_parquet(file)
+    except FileNotFoundError:
+        return {}
+    except BadFile as error:
+        raise CheckpointError(str(error), where=str(path), fix="Run `tunesmith predict` again.") from None
+
+
+def _read_parquet(file: BinaryIO) -> dict[str, list[Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        found = pq.ParquetFile(file)
+        cells = found.metadata.num_rows * found.metadata.num_columns
+        size = sum(found.metadata.row_group(k).total_byte_size for k in range(found.metadata.num_row_groups))
+        if cells > MAX_CELLS or size > MAX_BYTES:
+            raise BadFile(f"has {cells:,} cells and {size:,} bytes, more than a run writes")
+        table = found.read()
+        if len(set(table.column_names)) < len(table.column_names):
+            raise BadFile("has two columns of one name")
+        return {str(name): table.column(name).to_pylist() for name in table.column_names}
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise error if isinstance(error, BadFile) else BadFile(f"is not a parquet file ({short_text(error)})") from None

@@ -1,0 +1,442 @@
+"""Tables that are not text files: objects in memory, Parquet and Arrow files, and spreadsheets."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import date, datetime, time
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tunesmith.data.rows import LINE_COLUMN, Source, binary_errors, checked
+from tunesmith.data.text_files import DecompressionLimits, Dialect, check_header
+from tunesmith.errors import DataError, did_you_mean, short_text
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+TEXT, PAIR, LABEL = "text", "text_pair", "label"
+"""The names of columns that come without names."""
+EXPECTED = "a list of texts, a list of pairs, a Series, an array, or a DataFrame with one or two text columns"
+
+
+def text_columns_of(texts: Any) -> dict[str, list[str]]:
+    """One column of texts or two, by name. A single text, numbers and missing values are refused with what was expected."""
+    if isinstance(texts, (str, bytes)):
+        raise TypeError(f"got one text, expected {EXPECTED}: put it into a list")
+    if texts is None or hasattr(texts, "tocsr") or not (hasattr(texts, "__len__") or hasattr(texts, "__iter__")):
+        raise TypeError(f"got {type(texts).__name__}, expected {EXPECTED}")
+    if hasattr(texts, "columns") and hasattr(texts, "to_dict"):
+        names = [str(name) for name in texts.columns]
+        columns = [_plain_list(texts[name]) for name in texts.columns]
+    elif isinstance(texts, Mapping):
+        names = [str(name) for name in texts]
+        columns = [_plain_list(values) for values in texts.values()]
+    else:
+        columns = _unnamed(texts)
+        names = [TEXT, PAIR][: len(columns)]
+    if not 1 <= len(columns) <= 2:
+        raise ValueError(f"got {len(columns)} columns ({', '.join(names[:6])}), expected {EXPECTED}")
+    for name, values in zip(names, columns, strict=True):
+        _require_texts(name, values)
+    return dict(zip(names, columns, strict=True))
+
+
+def column_equal_to(columns: Mapping[str, Sequence[Any]], labels: Sequence[Any]) -> str | None:
+    """Return the name of a text column whose cells are the labels, or None."""
+    target = [str(value) for value in labels]
+    return next((name for name, cells in columns.items() if len(target) > 1 and list(map(str, cells)) == target), None)
+
+
+def refuse_labels_as_text(columns: Mapping[str, Sequence[Any]], labels: Sequence[Any]) -> None:
+    """Refuse a text column that equals the labels: the model would read the answer."""
+    name = column_equal_to(columns, labels)
+    if name is not None:
+        raise DataError(
+            f"the text column {name!r} equals the labels", fix=f"Pass the texts without the column {name!r}."
+        )
+
+
+def labelled_table(texts: Any, labels: Any) -> Any:
+    """Return a table with the text columns and the column "label", for `read_source`."""
+    columns: dict[str, Any] = dict(text_columns_of(texts))
+    values = _plain_list(labels)
+    rows = len(next(iter(columns.values())))
+    if len(values) != rows:
+        raise DataError(f"{rows:,} texts and {len(values):,} labels", fix="Pass one label per text.")
+    refuse_labels_as_text(columns, values)
+    name = LABEL if LABEL not in columns else "the_label"
+    return columns_table({**columns, name: values})
+
+
+def columns_table(columns: Mapping[str, Any]) -> Any:
+    """A dict of lists (or Series, or arrays), all of one length, as a Dataset."""
+    import pyarrow as pa
+    from datasets import Dataset
+
+    plain = {str(name): _plain_list(values) for name, values in columns.items()}
+    lengths = {name: len(values) for name, values in plain.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"columns of different lengths: {', '.join(f'{n} {k:,}' for n, k in lengths.items())}")
+    try:
+        return Dataset(pa.table({name: pa.array(values, from_pandas=True) for name, values in plain.items()}))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise DataError(f"a column mixes kinds of values ({error})", fix="Use one kind of value per column.") from None
+
+
+def array_table(array: Any) -> Any:
+    """A two-dimensional array or a list of rows as a Dataset with columns column_1, column_2 and so on."""
+    values = np.asarray(array, dtype=object)
+    if values.ndim != 2:
+        raise DataError(
+            f"an array of {values.ndim} dimensions is not a table", fix="Pass a table, or texts and labels."
+        )
+    return columns_table({f"column_{k}": values[:, k - 1] for k in range(1, values.shape[1] + 1)})
+
+
+def _unnamed(texts: Any) -> list[list[Any]]:
+    shape = getattr(texts, "shape", None)
+    if shape is not None and len(shape) == 2:
+        array = np.asarray(texts)
+        return [array[:, k].tolist() for k in range(array.shape[1])]
+    values = _plain_list(texts)
+    pairs = [v for v in values if isinstance(v, (list, tuple, np.ndarray))]
+    if not pairs:
+        return [values]
+    if len(pairs) != len(values) or any(len(p) != len(pairs[0]) for p in pairs):
+        raise ValueError(f"single texts and pairs are mixed, expected {EXPECTED}")
+    return [list(column) for column in zip(*pairs, strict=True)]
+
+
+def _plain_list(values: Any) -> list[Any]:
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise DataError(f"a column is {type(values).__name__}, expected a list of values")
+    found = values.tolist() if hasattr(values, "tolist") else list(values)
+    return found if isinstance(found, list) else [found]
+
+
+def _require_texts(name: str, values: Sequence[Any]) -> None:
+    for at, value in enumerate(values):
+        if not isinstance(value, str):
+            kind = "a missing value" if value is None or value != value else f"{type(value).__name__} ({value!r:.40})"
+            error = ValueError if value is None or value != value else TypeError
+            raise error(f"row {at} of {name!r} contains {kind}, expected text: {EXPECTED}")
+
+
+def read_memory(source: Any, name: str) -> Source:
+    """The rows of a Dataset, DataFrame, dict of lists, list of dicts or array of rows."""
+    import datasets
+
+    if isinstance(source, datasets.DatasetDict):
+        if name not in source:
+            raise DataError(f"the DatasetDict contains {', '.join(source)}, none is {name!r}", where=name)
+        source = source[name]
+    if isinstance(source, datasets.Dataset):
+        return checked(Source(name, source, name))
+    if isinstance(source, list | tuple) and (not source or isinstance(source[0], dict)):
+        return _from_list(source, name)
+    if hasattr(source, "to_dict") and hasattr(source, "columns"):
+        return checked(Source(name, _from_frame(source, name), name))
+    if isinstance(source, Mapping):
+        return checked(Source(name, columns_table(source), name))
+    if isinstance(source, list | tuple) or getattr(source, "ndim", 0) == 2:
+        return checked(Source(name, array_table(source), name))
+    fix = "Give a path, a Dataset, a DataFrame, a dict of lists, a list of dicts or an array of rows."
+    raise DataError(f"rows cannot be read from {type(source).__name__}", where=name, fix=fix)
+
+
+def _from_frame(frame: Any, name: str) -> Dataset:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    if not hasattr(frame, "to_arrow") and not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise DataError(f"the DataFrame has the column {twice!r} twice", fix="Rename one of them.")
+    try:
+        polars = hasattr(frame, "to_arrow")
+        table = frame.to_arrow() if polars else pa.Table.from_pandas(frame, preserve_index=False)
+        table = table.replace_schema_metadata(None).combine_chunks()
+        return Dataset(pa.Table.from_batches(plain_batches(table.to_batches(), name)) if len(frame) else table)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, DataError):
+            raise
+        fix = "Use one kind of value per column: text, numbers, true/false, dates or lists of these."
+        raise DataError(f"the DataFrame cannot be read ({short_text(error)})", where=name, fix=fix) from None
+
+
+def _from_list(rows: Any, name: str) -> Source:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    from tunesmith.data.json_files import ColumnKinds, convert_export
+
+    if not rows:
+        raise DataError("the list is empty", where=name, fix="It needs at least one row.")
+    for i, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise DataError(f"{type(row).__name__}, expected a dict", where=f"{name}:{i}")
+    _, records = convert_export(enumerate(rows, start=1))
+    batch = ColumnKinds(name, lines=False).batch([row for _, row in records], range(1, len(rows) + 1))
+    return Source(name, Dataset(pa.Table.from_batches([batch])), name)
+
+
+def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
+    """Yield the record batches of a Parquet file, with the schema metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with binary_errors("Parquet", origin):
+        schema = pq.read_schema(path)
+        # Kept as dictionaries until their size is known: one text of a few hundred KB, repeated, fills the memory.
+        texts = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
+        with pq.ParquetFile(path, read_dictionary=texts) as file:
+            size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+            check_growth(size, path.stat().st_size, limits, origin)
+            batches = (b.replace_schema_metadata(schema.metadata) for b in file.iter_batches(batch_size=16_384))
+            yield from plain_batches(batches, origin, limits, path.stat().st_size)
+
+
+def arrow_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
+    """Yield the record batches of an Arrow IPC file or stream; a hostile offset must not reach compute code."""
+    import pyarrow as pa
+
+    with binary_errors("Arrow", origin), pa.OSFile(str(path), "rb") as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        if is_file:
+            reader = pa.ipc.open_file(file)
+            batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        else:
+            _check_stream_end(path, origin)
+            batches = iter(pa.ipc.open_stream(file))
+        yield from plain_batches(batches, origin, limits, path.stat().st_size)
+
+
+def plain_batches(
+    batches: Iterable[Any], origin: str, limits: DecompressionLimits | None = None, size: int = 0
+) -> Iterator[Any]:
+    """Yield validated batches in plain columns: `outer.inner` for fields of structs, values instead of dictionaries, and text for
+    bytes that are UTF-8 in the first batch. With `limits`, decoded dictionaries may not grow far beyond `size` bytes.
+    """
+    import pyarrow as pa
+
+    types: list[Any] = []
+    decoded = 0
+    for batch in batches:
+        batch.validate(full=True)
+        while any(pa.types.is_struct(f.type) for f in batch.schema):
+            flat = pa.Table.from_batches([batch]).flatten().replace_schema_metadata(None).combine_chunks()
+            batch = flat.to_batches()[0] if flat.num_rows else pa.RecordBatch.from_pylist([], flat.schema)
+        if limits is not None:
+            decoded += sum(map(_decoded_bytes, batch.columns))
+            check_growth(decoded, size, limits, origin)
+        types = types or [_plain_type(array) for array in batch.columns]
+        arrays = []
+        for field, array, kind in zip(batch.schema, batch.columns, types, strict=True):
+            try:
+                arrays.append(array if array.type == kind else array.cast(kind))
+            except pa.ArrowInvalid:
+                raise DataError(f"column {field.name!r} contains bytes that are not UTF-8 text", where=origin) from None
+        fields = [field.with_type(kind) for field, kind in zip(batch.schema, types, strict=True)]
+        yield pa.record_batch(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
+
+
+def check_growth(unpacked: int, size: int, limits: DecompressionLimits, origin: str) -> None:
+    """Refuse a file that unpacks to more than the limits allow."""
+    dense = unpacked > limits.ratio_free_bytes and unpacked > limits.max_ratio * size
+    if dense or unpacked > limits.max_decompressed_bytes:
+        problem = f"unpacks to more than {unpacked:,} bytes from {size:,}, over the limit"
+        raise DataError(problem, where=origin, fix="If you trust the file, write its rows as JSON lines.")
+
+
+def _decoded_bytes(array: Any) -> int:
+    """Return the size of a dictionary array as plain values; 0 for other arrays."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(array.type):
+        return 0
+    values = array.dictionary
+    if not (pa.types.is_string(values.type) or pa.types.is_binary(values.type) or "large" in str(values.type)):
+        return 0
+    lengths = pc.binary_length(values).cast(pa.int64())
+    return pc.sum(lengths.take(array.indices)).as_py() or 0
+
+
+def _plain_type(array: Any) -> Any:
+    import pyarrow as pa
+
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        with suppress(pa.ArrowInvalid):
+            if array.cast(kind).cast(pa.large_string()).null_count < len(array):
+                return pa.large_string() if pa.types.is_large_binary(kind) else pa.string()
+    return kind
+
+
+def _check_stream_end(path: Path, origin: str) -> None:
+    # A stream cut between two batches reads as a shorter, complete one. Writers end with a mark and a length of zero.
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 8))
+        if file.read() != b"\xff\xff\xff\xff\0\0\0\0":
+            raise DataError("the Arrow stream is truncated: no end mark", where=origin, fix="Write the file again.")
+
+
+SHEET_ROWS = 10_000
+MOST_MEMORY = 4 << 30
+MOST_SECONDS = 120
+MOST_ZIP_BYTES = 2 << 30
+_READER = "import sys; sys.path.append(sys.argv[1]); from tunesmith.data.tables import work; work()"
+_SAVE = "Open and save it again, or save the sheet as CSV."
+
+
+class Sheet(NamedTuple):
+    """A sheet that has cells."""
+
+    name: str
+    width: int
+    height: int
+
+
+def sheet_batches(path: Path, *, origin: str, sheet: str | None, facts: dict[str, Any]) -> Iterator[Any]:
+    """Yield record batches of strings plus the row numbers of the sheet; the first row contains the column names.
+
+    `facts` receives the name of the sheet, and the other sheets, which are not read.
+    """
+    import pyarrow as pa
+
+    _refuse_bomb(path, origin)
+    rows = _read_rows(path, origin, sheet, facts)
+    first, header = next(rows, (0, []))
+    if not header:
+        raise DataError("no sheet has rows", where=origin, fix="It needs a header and at least one row.")
+    stripped = [name.strip() for name in _trimmed(header)]
+    names = check_header(stripped, origin=origin, dialect=Dialect("\t", False, sure=True))
+    second = next(rows, None)
+    if second is not None and len(names) == 1 and len(_trimmed(second[1])) > 1:
+        fix = f"Delete the rows above row {second[0]} and save the sheet."
+        raise DataError(f"the first row is {names[0]!r}, a title, not a header", where=f"{origin}:{first}", fix=fix)
+    rows = chain([second] if second is not None else [], rows)
+    while some := list(islice(rows, SHEET_ROWS)):
+        for number, cells in some:
+            if any(cells[len(names) :]):
+                problem = f"{len(_trimmed(cells))} cells, expected {len(names)}"
+                raise DataError(problem, where=f"{origin}:{number}", fix=f"Name every column in row {first}.")
+        full = [cells[: len(names)] + [""] * (len(names) - len(cells)) for _, cells in some]
+        columns = [pa.array(column, pa.string()) for column in zip(*full, strict=True)]
+        yield pa.record_batch([*columns, pa.array([n for n, _ in some], pa.int64())], names=[*names, LINE_COLUMN])
+
+
+def _read_rows(path: Path, origin: str, asked: str | None, facts: dict[str, Any]) -> Iterator[tuple[int, list[str]]]:
+    """Yield (row number, cells) of the one sheet with a table, or of the requested one, without empty rows."""
+    command = [sys.executable, "-c", _READER, str(Path(__file__).resolve().parents[2]), str(path), asked or ""]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            head = json.loads(process.stdout.readline() or "{}")
+            if "missing" in head:
+                fix = "pip install python-calamine, or save the sheet as CSV."
+                raise DataError("reading spreadsheets needs the package python-calamine", where=origin, fix=fix)
+            if "error" in head:
+                raise DataError(f"cannot be read as a spreadsheet ({head['error']})", where=origin, fix=_SAVE)
+            if "sheets" in head:
+                sheets = [Sheet(*sheet) for sheet in head["sheets"]]
+                name = choose_sheet(sheets, origin, asked)
+                facts |= {"sheet": name, "other_sheets": [repr(s.name) for s in sheets[:7] if s.name != name]}
+                for line in process.stdout:
+                    yield tuple(json.loads(line))
+            if process.wait() != 0:
+                problem = "cannot be read as a spreadsheet: the reader ran out of memory or time, or crashed"
+                fix = "Delete cells far outside of the table, or save the sheet as CSV."
+                raise DataError(problem, where=origin, fix=fix)
+        finally:
+            process.kill()
+
+
+def choose_sheet(sheets: list[Sheet], origin: str, asked: str | None) -> str | None:
+    """Return the sheet to read. If several sheets contain tables, an error asks which one."""
+    names = [sheet.name for sheet in sheets]
+    if asked is not None and asked not in names:
+        fix = did_you_mean(asked, names) or f"Sheets with rows: {', '.join(map(repr, names))}."
+        raise DataError(f"there is no sheet {asked!r} with rows", where=origin, fix=fix)
+    tables = sorted((s for s in sheets if s.width > 1 and s.height > 1), key=lambda s: -s.height)
+    if asked is None and len(tables) > 1:
+        shown = ", ".join(f"{s.name!r} ({s.height - 1:,} rows)" for s in tables[:8])
+        fix = f"Set for example --sheet_name {shlex.quote(tables[0].name)}."
+        raise DataError(f"which sheet? {shown}", where=origin, fix=fix)
+    return asked if asked is not None else next((s.name for s in (*tables, *sheets)), None)
+
+
+def work() -> None:
+    """Run the reader process: print the sheets as one line of JSON, then one line per row of the chosen sheet."""
+    with suppress(ImportError, OSError, ValueError):  # not on every system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
+    path, asked = sys.argv[2], sys.argv[3] or None
+    try:
+        import python_calamine as calamine
+    except ImportError:
+        _say({"missing": True})
+        return
+    try:
+        book = calamine.load_workbook(path)
+        found = {name: sheet for name in book.sheet_names if (sheet := book.get_sheet_by_name(name)).height}
+    except (calamine.CalamineError, OSError, ValueError) as error:
+        _say({"error": " ".join(str(error).split())[:120]})
+        return
+    sheets = [Sheet(name, sheet.width, sheet.height) for name, sheet in found.items()]
+    _say({"sheets": sheets})
+    try:
+        name = choose_sheet(sheets, path, asked)
+    except DataError:  # the other process raises it
+        return
+    for number, row in enumerate(found[name].iter_rows() if name is not None else (), start=1):
+        cells = _trimmed([_as_typed(cell) for cell in row])
+        if cells:
+            _say([number, cells])
+
+
+def _say(value: Any) -> None:
+    sys.stdout.write(f"{json.dumps(value)}\n")
+
+
+def _refuse_bomb(path: Path, origin: str) -> None:
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise DataError(f"cannot be read as a spreadsheet ({error})", where=origin, fix=_SAVE) from None
+    limits = DecompressionLimits()
+    dense = size > limits.ratio_free_bytes and size > limits.max_ratio * path.stat().st_size
+    if dense or size > MOST_ZIP_BYTES:
+        raise DataError(
+            f"unpacks to {size:,} bytes, which is too much for a sheet", where=origin, fix="Save it as CSV."
+        )
+
+
+def _as_typed(cell: Any) -> str:
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    if isinstance(cell, float):
+        return str(int(cell)) if cell.is_integer() and abs(cell) < 2**53 else repr(cell)
+    if isinstance(cell, (datetime, date, time)):
+        return cell.isoformat()
+    return "" if cell is None else str(cell)
+
+
+def _trimmed(cells: list[str]) -> list[str]:
+    last = max((k for k, cell in enumerate(cells) if cell), default=-1)
+    return cells[: last + 1]

@@ -1,0 +1,295 @@
+"""Whole optimizer steps on a GPU: an unmodified script trains with one CUDA graph per step, on rows read straight from Arrow.
+
+Used if nothing in the step is the user's: collator, loss, optimizer, sampler and the methods of the loop are transformers'
+own. Then the engine of `tunesmith train` computes the step, and `run_epoch` does the rest of transformers' `_run_epoch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import DataCollatorWithPadding, TrainerCallback
+from transformers.trainer import GreedyLR
+
+from tunesmith.data.batches import TOKEN_COLUMNS, Batch, Padding, TokenRows, Window, make_batch, pin_batch, prefetched
+from tunesmith.events import StepDone
+from tunesmith.speedups.apply import Speedups, apply_speedups
+from tunesmith.speedups.packed_calls import own_forward
+from tunesmith.trainer.identity import is_arrow_dataset
+from tunesmith.training.distributed import Precision, Runtime, has_triton
+from tunesmith.training.state import TrainState
+from tunesmith.training.step import StepResult, train_step
+
+STEP_METHODS = """
+    training_step compute_loss compute_loss_context_manager autocast_smart_context_manager get_batch_samples
+    _get_num_items_in_batch _prepare_inputs _prepare_input get_train_dataloader _get_dataloader floating_point_ops
+    _track_num_input_tokens _clip_grad_norm _get_grad_norm create_optimizer get_optimizer_cls_and_kwargs _run_epoch
+""".split()  # noqa: SIM905
+STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
+
+
+def why_not_whole(trainer: Any, kind: type) -> str | None:
+    """Return the reason why a step of this Trainer is not run as a whole; `kind` is the class without the user's overrides."""
+    args = trainer.args
+    own = [n for n in STEP_METHODS if n in vars(trainer) or getattr(type(trainer), n) is not getattr(kind, n)]
+    if own:
+        return f"{own[0]} is overridden"
+    if args.optim not in ("adamw_torch", "adamw_torch_fused") or trainer.optimizer_cls_and_kwargs is not None:
+        return "the optimizer is not AdamW"
+    if trainer.optimizer is not None:
+        return "the optimizer is the user's"
+    if trainer.compute_loss_func is not None or trainer.label_smoother is not None:
+        return "the loss is not the model's"
+    if args.world_size > 1 or args.dataloader_num_workers or args.include_num_input_tokens_seen != "no":
+        return "there are several processes, or tokens are counted"
+    for callback, event in itertools.product(trainer.callback_handler.callbacks, STEP_EVENTS):
+        if getattr(type(callback), event, None) is not getattr(TrainerCallback, event):
+            return f"{type(callback).__name__} takes part in the step"
+    return None
+
+
+class ModelLoss:
+    """The model's own loss, scaled as `Trainer.training_step` does."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer, self.batches = trainer, 1
+
+    def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the share of a micro-batch in the step's loss."""
+        loss = model(**batch.inputs, labels=batch.labels).loss
+        return (loss if self._trainer.model_accepts_loss_kwargs else loss / self.batches), None
+
+    def weight(self, labels: Any, rows: int) -> float:
+        """Return 1: the shares are scaled already."""
+        return 1.0
+
+
+class CapturedSteps:
+    """The engine's state around the model and optimizer of a Trainer."""
+
+    def __init__(self, trainer: Any, rows: TokenRows, padding: Padding) -> None:
+        self._trainer, self._rows = trainer, rows
+        args = trainer.args
+        half = trainer.accelerator.native_amp and trainer.accelerator.mixed_precision == "bf16"
+        precision: Precision = "bf16" if half else "no"
+        self.runtime = Runtime(trainer.accelerator, args.device, precision, 0, 1)
+        self.speedups: Speedups = apply_speedups(
+            trainer.model,
+            None,
+            padding,
+            device=args.device,
+            precision=precision,
+            restrict_vocabulary="off",
+            longest=int(rows.lengths.max(initial=0)),
+        )
+        self._state: TrainState | None = None
+        self._pending: list[tuple[StepResult, float, float]] = []
+        self._switch(on=False)
+
+    @classmethod
+    def make(cls, trainer: Any, kind: type, dataset: Any) -> CapturedSteps | None:
+        """Return whole steps for an unmodified script on a GPU; None for any other."""
+        if not (trainer.args.device.type == "cuda" and has_triton()) and not trainer._force_captured_steps:
+            return None
+        padding = collator_padding(trainer.data_collator)
+        if trainer.accelerator.mixed_precision == "fp16" and trainer.accelerator.native_amp:
+            return None  # the loss scale is accelerate's
+        if padding is None or why_not_whole(trainer, kind) is not None:
+            return None
+        rows = token_rows_of(dataset)
+        if rows is None or not holds_token_rows(dataset, rows):
+            return None
+        return cls(trainer, rows, padding)
+
+    def begin(self, optimizer: Any) -> None:
+        """Take over the optimizer, after transformers made it."""
+        trainer, device = self._trainer, self.runtime.device
+        self._loss = ModelLoss(trainer)
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        if device.type == "cuda":
+            optimizer._step_supports_amp_scaling = True
+            for group in optimizer.param_groups:
+                group |= {"fused": True, "foreach": False, "capturable": True}
+            for moments in optimizer.state.values():
+                moments["step"] = moments["step"].to(device)
+            # a captured step reads the learning rates here; the scheduler keeps numbers
+            self._rates = [torch.full((), float(rate), device=device) for rate in self._rates]
+        trainer.optimizer._opt_called = True  # the scheduler would warn that no step was taken
+        self._state = TrainState(
+            trainer.model,
+            optimizer,
+            self._loss,
+            self.runtime,
+            speedups=self.speedups,
+            only_writer=self._is_only_writer(),
+        )
+        self._state.step = trainer.state.global_step
+        self._state.planned_steps = trainer.state.max_steps
+        if self._state.kernel is None:
+            self.speedups.graphs = None
+
+    def _is_only_writer(self) -> bool:
+        around = (self._trainer, *self._trainer.callback_handler.callbacks)
+        return all(type(part).__module__.startswith(("tunesmith.", "transformers.")) for part in around)
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        self.speedups.close()
+
+    def _switch(self, *, on: bool) -> None:
+        """Switch the speedups of the model; batches keep their shape."""
+        for name, part in self.speedups.parts.items():
+            if name != "length_buckets":
+                part.enable() if on else part.disable()
+
+    @contextlib.contextmanager
+    def _plain(self, needed: bool = True) -> Iterator[None]:
+        """Make the model plain inside this block, for callbacks, evaluations and checkpoints."""
+        if needed:
+            self._switch(on=False)
+        yield
+        if needed:
+            self._switch(on=True)
+
+    def windows(self, loader: Any, skip: int) -> Iterator[Window]:
+        """Yield the batches of each step in the order of the loader's sampler, made ahead of time on a GPU."""
+        size = self._trainer.args.gradient_accumulation_steps
+        batches = iter(loader.batch_sampler)
+        steps = iter(lambda: list(itertools.islice(batches, size)), [])
+        on_gpu = self.runtime.device.type == "cuda"
+
+        def collated(pieces: list[list[int]]) -> Window:
+            made = [make_batch(self._rows, np.asarray(p, dtype=np.int64), self.speedups.train_collate) for p in pieces]
+            rows = np.concatenate([b.rows for b in made])
+            return Window(tuple(pin_batch(b) for b in made) if on_gpu else tuple(made), rows, None)
+
+        wanted = itertools.islice(steps, skip, None)
+        return prefetched(wanted, collated) if on_gpu else map(collated, wanted)
+
+    def run_epoch(self, model: nn.Module, loader: Any, options: dict[str, Any]) -> None:
+        """Run an epoch as transformers' `_run_epoch` does. Numbers stay on the device until something needs them."""
+        self._switch(on=True)
+        try:
+            self._run_steps(model, loader, options)
+        finally:
+            self._switch(on=False)
+
+    def _run_steps(self, model: nn.Module, loader: Any, options: dict[str, Any]) -> None:
+        t, epoch, per_epoch = self._trainer, options["epoch"], options["steps_in_epoch"]
+        skipped = t._batches_read
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+        rest = {n: options[n] for n in ("trial", "epoch", "ignore_keys_for_eval", "start_time")}
+        norm, rate, done = None, None, skipped
+        own_callbacks = not self._is_only_writer()
+        limit = options["num_update_steps_per_epoch"] - skipped // t.args.gradient_accumulation_steps
+        for window in itertools.islice(self.windows(loader, skipped // t.args.gradient_accumulation_steps), limit):
+            with self._plain(own_callbacks):
+                t.control = t.callback_handler.on_step_begin(t.args, t.state, t.control)
+            result, rate = self._step(model, window)
+            done += len(window.micro_batches)
+            norm, t._batches_read = result.grad_norm, done
+            self._pending.append((result, rate, epoch + done / per_epoch))
+            if not isinstance(t.lr_scheduler, (torch.optim.lr_scheduler.ReduceLROnPlateau, GreedyLR)):
+                t.lr_scheduler.step()
+            t.state.global_step += 1
+            t.state.epoch = epoch + done / per_epoch
+            with self._plain(own_callbacks):
+                t.control = t.callback_handler.on_step_end(t.args, t.state, t.control)
+            c = t.control
+            if c.should_log or c.should_evaluate or c.should_save:
+                with self._plain():
+                    self.read_back()
+                    t._maybe_log_save_evaluate(t._tr_loss, norm, model, **rest, learning_rate=rate)
+            t._epoch_open, t._noted_step = True, t.state.global_step
+            if t.control.should_epoch_stop or t.control.should_training_stop:
+                break
+        with self._plain():
+            self.read_back()
+            if done == 0:
+                t.control.should_training_stop = True
+            t.control = t.callback_handler.on_epoch_end(t.args, t.state, t.control)
+            t._maybe_log_save_evaluate(t._tr_loss, norm, model, **rest, learning_rate=rate)
+
+    def _step(self, model: nn.Module, window: Window) -> tuple[StepResult, float]:
+        t, state = self._trainer, self._state
+        assert state is not None
+        self._loss.batches = t.current_gradient_accumulation_steps = len(window.micro_batches)
+        rate, groups = float(t._get_learning_rate()), state.optimizer.param_groups
+        numbers = [group["lr"] for group in groups]
+        for group, place in zip(groups, self._rates, strict=True):
+            group["lr"] = place
+        with own_forward(t.model):
+            result = train_step(state, window, learning_rate=rate, max_grad_norm=t.args.max_grad_norm, seed=t.args.seed)
+        for group, number in zip(groups, numbers, strict=True):
+            group["lr"] = number
+        t._tr_loss += result.loss
+        t.current_flos += sum(float(t.floating_point_ops(b.inputs)) for b in window.micro_batches)
+        return result, rate
+
+    def read_back(self) -> None:
+        """Read the numbers of the steps since the last call: write them to the event log, or stop at a NaN."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        t, numbers = self._trainer, torch.stack([entry[0].numbers for entry in pending]).tolist()
+        for (result, rate, epoch), (loss, norm, bad) in zip(pending, numbers, strict=True):
+            if bad:
+                rows = [int(row) for row in result.window.rows]
+                t._stop_at_nan("loss or gradient", "", step=result.step, rows=rows)
+            if t._run_log is not None:
+                batches, count = result.window.micro_batches, len(result.window.rows)
+                tokens = sum(b.tokens for b in batches), sum(b.padded_tokens for b in batches)
+                t._run_log.step(StepDone(result.step, epoch, loss, norm, rate, count, *tokens))
+
+
+def token_rows_of(dataset: Any) -> TokenRows | None:
+    """Return the tokens of an Arrow dataset without a copy; None if its rows are not plainly what is stored."""
+    if not is_arrow_dataset(dataset) or getattr(dataset, "_indices", None) is not None:
+        return None
+    kind = getattr(dataset, "format", {}).get("type")
+    if kind not in (None, "torch", "numpy") or "input_ids" not in dataset.column_names:
+        return None
+    table = dataset.data.table
+    names = ["labels" if n == "label" and "labels" not in table.column_names else n for n in table.column_names]
+    try:
+        return TokenRows.from_arrow(table.rename_columns(names))
+    except (AttributeError, TypeError, ValueError, NotImplementedError):
+        return None
+
+
+def holds_token_rows(dataset: Any, rows: TokenRows) -> bool:
+    """Return whether tokens, a mask of ones and labels are all that a collated batch contains."""
+    if rows.labels is None or not len(rows):
+        return False
+    known = {*TOKEN_COLUMNS, "attention_mask", "label", "labels"}
+    shown = getattr(dataset, "format", {}).get("columns") or dataset.column_names
+    if not {"input_ids", "attention_mask", *rows.columns} <= set(shown) <= known:
+        return False
+    label = dataset.data.table.column("labels" if "labels" in dataset.column_names else "label")
+    if "string" in str(label.type):
+        return False
+    masks = dataset.data.table.column("attention_mask")
+    ones = all(bool(np.all(chunk.values.to_numpy(zero_copy_only=False) == 1)) for chunk in masks.chunks)
+    return ones and int(sum(len(c.values) for c in masks.chunks)) == int(rows.lengths.sum())
+
+
+def collator_padding(collator: Any) -> Padding | None:
+    """Return our padding if it does what this collator does."""
+    if type(collator) is not DataCollatorWithPadding or collator.padding not in (True, "longest"):
+        return None
+    tokenizer = collator.tokenizer
+    if collator.return_tensors != "pt" or "attention_mask" not in tokenizer.model_input_names:
+        return None
+    return Padding(
+        pad_token_id=tokenizer.pad_token_id,
+        pad_token_type_id=getattr(tokenizer, "pad_token_type_id", 0),
+        side=tokenizer.padding_side,
+        multiple_of=collator.pad_to_multiple_of,
+    )

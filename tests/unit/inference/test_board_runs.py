@@ -1,0 +1,297 @@
+"""The runs of the board: their state equals their event log, damage is reported, and only a run's own process is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from synthetic_runs import make_folder, make_run
+from tunesmith.errors import ResourceError
+from tunesmith.events import NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
+from tunesmith.inference.board import LiveRun, RunIndex, encode_message, is_running, status_of, stop_run
+from tunesmith.inference.server import load_token
+from tunesmith.runs.curves import load_curves
+from tunesmith.runs.event_log import Journal, peek_journal, truncate_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock
+
+
+def write(path: Path, events) -> None:
+    with Journal(path / "journal.jsonl") as journal:
+        for event in events:
+            journal.append(event)
+
+
+def line(panels, key: str, name: str) -> dict[int, float | None]:
+    panel = next(p for p in panels if p["key"] == key)
+    found = next(part for part in panel["lines"] if part["name"] == name)
+    return dict(zip(found["x"], found["y"], strict=True))
+
+
+def test_numbers_pushed_to_the_page_equal_the_journals_at_every_moment(tmp_path: Path) -> None:
+    events = make_run([0.5, 0.3, 0.2], [0.45, 0.4, 0.42], accuracy=[0.7, 0.8, 0.8], steps_per_epoch=40)
+    live = LiveRun(RunDir(tmp_path))
+    for begin in range(0, len(events), 17):
+        write(tmp_path, events[begin : begin + 17])
+        assert live.poll()
+        known = load_curves(tmp_path)
+        panels = live.snapshot()["panels"]
+        losses = line(panels, "loss", "training")
+        assert list(losses) == known.train_loss.step.tolist()
+        np.testing.assert_allclose(list(losses.values()), known.train_loss.value, rtol=1e-5)
+        assert live.snapshot()["step"] == known.last_step
+    assert line(panels, "metric", "validation") == {40: 0.7, 80: 0.8, 120: 0.8}
+    assert not live.poll()
+    assert live.snapshot()["status"] == "finished"
+
+
+def test_a_run_that_goes_back_to_a_checkpoint_is_drawn_once(tmp_path: Path) -> None:
+    events = make_run([0.5, 0.3], [0.45, 0.4], steps_per_epoch=20, ended=None)
+    write(tmp_path, events)
+    live = LiveRun(RunDir(tmp_path))
+    live.poll()
+    truncate_journal(tmp_path / "journal.jsonl", 20)
+    again = [
+        Resumed(20, "checkpoint-20"),
+        *(StepDone(s, s / 20, 9.0, 1.0, 1e-5, 8, 80, 80, 0.1) for s in range(21, 26)),
+    ]
+    write(tmp_path, again)
+    assert live.poll()
+    losses = line(live.snapshot()["panels"], "loss", "training")
+    assert list(losses) == list(range(1, 26))
+    assert losses[25] == 9.0
+    assert live.snapshot()["resumed_at"] == [20]
+
+
+def test_steps_that_are_not_finite_are_gaps_and_valid_json(tmp_path: Path) -> None:
+    write(tmp_path, make_run([0.5], [0.5], steps_per_epoch=30, nan_after=20))
+    live = LiveRun(RunDir(tmp_path))
+    live.poll()
+    state = live.snapshot()
+    assert line(state["panels"], "loss", "training")[21] is None
+    assert state["findings"][0]["code"] == "diverged"
+    assert state["status"] == "failed"
+    message = encode_message("run", state).split(b"data: ", 1)[1]
+    json.loads(message, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_run_that_goes_on_is_never_told_that_it_stopped_too_early(tmp_path: Path) -> None:
+    falling = {"train": [0.60, 0.52, 0.42], "validation": [0.59, 0.52, 0.44], "accuracy": [0.69, 0.74, 0.80]}
+    write(tmp_path, make_run(**falling, planned_epochs=9, ended=None))
+    live = LiveRun(RunDir(tmp_path))
+    with RunLock(RunDir(tmp_path).lock_file):
+        live.poll()
+        assert live.snapshot()["status"] == "running"
+        assert live.snapshot()["findings"][0]["code"] == "still_learning"
+    assert live.poll(), "the end of the process changes what is shown"
+    assert live.snapshot()["findings"][0]["code"] == "stopped_too_early"
+
+
+def test_no_text_can_end_a_message() -> None:
+    message = encode_message("run", {"note": "a\n\ndata: evil\r\n\u2028 é"})
+    assert message.count(b"\n") == 3
+    assert json.loads(message.split(b"data: ", 1)[1])["note"].startswith("a\n\ndata")
+
+
+@pytest.mark.parametrize(
+    ("tail", "ended"),
+    [
+        ([RunEnded(5, "completed")], "completed"),
+        ([RunEnded(5, "SIGTERM"), Resumed(5, "checkpoint-5")], None),
+        ([RunEnded(5, "NumericsError")], "NumericsError"),
+        ([Note(5, "x"), NonFinite(5, "loss", "loss", ())], None),
+    ],
+)
+def test_only_a_last_word_is_an_end(tmp_path: Path, tail, ended: str | None) -> None:
+    first = [RunStarted("r", 0, 10, 10.0, 1.0, 80), StepDone(1, 0.1, None, None, 1e-5, 8, 8, 8, 0.1)]
+    write(tmp_path, [*first, *tail])
+    peek = peek_journal(tmp_path / "journal.jsonl")
+    assert peek.ended == ended
+    assert peek.loss is None
+    assert peek.num_steps == 10
+
+
+HOLD = """
+import signal, sys, time
+from pathlib import Path
+from tunesmith.runs.lock import RunLock
+signal.signal(signal.SIGTERM, lambda *a: sys.exit(143))
+with RunLock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / ".lock")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_held_lock_means_running_and_stop_reaches_its_holder(tmp_path: Path, holder) -> None:
+    run = RunDir(tmp_path)
+    assert is_running(run)
+    assert status_of(run, None, 0.0) == "running"
+    assert stop_run(run).pid == holder.pid
+    assert holder.wait(timeout=10) == 143
+    assert not is_running(run)
+    assert status_of(run, "SIGTERM", 0.0) == status_of(run, "signal 15", 0.0) == "stopped"
+    with pytest.raises(ResourceError, match="not being trained"):
+        stop_run(run)
+
+
+def test_a_lock_file_that_names_another_process_stops_nobody(tmp_path: Path, holder) -> None:
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        (tmp_path / ".lock").write_text(json.dumps({"pid": victim.pid, "host": socket.gethostname()}))
+        with pytest.raises(ResourceError, match="does not hold it"):
+            stop_run(RunDir(tmp_path))
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+@pytest.mark.parametrize("pid", [0, 1, -1, os.getpid()], ids=["everything", "init", "all", "own"])
+def test_no_lock_file_can_aim_at_everything_at_init_or_at_the_board(tmp_path: Path, holder, pid: int) -> None:
+    (tmp_path / ".lock").write_text(json.dumps({"pid": pid, "host": socket.gethostname()}))
+    with pytest.raises(ResourceError, match="cannot be stopped"):
+        stop_run(RunDir(tmp_path))
+    assert holder.poll() is None
+
+
+def test_a_run_of_another_machine_is_not_stopped_from_here(tmp_path: Path, holder) -> None:
+    (tmp_path / ".lock").write_text(json.dumps({"pid": holder.pid, "host": "elsewhere"}))
+    with pytest.raises(ResourceError, match="on elsewhere"):
+        stop_run(RunDir(tmp_path))
+    assert holder.poll() is None
+
+
+def test_a_linked_lock_file_is_not_followed(tmp_path: Path, holder) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / ".lock").symlink_to(tmp_path / ".lock")
+    assert not is_running(RunDir(other))
+    with pytest.raises(ResourceError):
+        stop_run(RunDir(other))
+    assert holder.poll() is None
+
+
+def test_the_index_finds_new_runs_and_forgets_removed_ones(runs: Path) -> None:
+    index = RunIndex(runs)
+    assert {row.id for row in index.rows()} == {"alpha", "beta"}
+    make_folder(runs / "gamma", make_run([0.5], [0.5], steps_per_epoch=5), rows=12)
+    assert {row.id for row in index.rows()} == {"alpha", "beta", "gamma"}
+    (runs / "gamma" / "journal.jsonl").unlink()
+    assert {row.id for row in index.rows()} == {"alpha", "beta"}
+    assert {row.id for row in RunIndex(runs / "alpha").rows()} == {"alpha"}
+
+
+def test_a_row_says_what_the_folder_says(runs: Path) -> None:
+    (runs / "alpha" / "metrics.json").write_text(
+        '{"validation": {"loss": {"value": 0.4}, "f1": {"value": 0.9, "low": 0.8, "high": 0.95}}}'
+    )
+    row = next(row for row in RunIndex(runs).rows() if row.id == "alpha")
+    assert (row.name, row.model, row.status) == ("mrpc-bert-base", "bert-base-uncased", "finished")
+    assert row.score == ("validation f1", 0.9, 0.8, 0.95)
+    assert (row.peek.step, row.peek.num_steps) == (60, 60)
+
+
+def test_the_token_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "token"
+    token = load_token(file)
+    assert len(token) >= 40
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert load_token(file) == token
+    assert load_token(file, new=True) != token
+    kept = load_token(file)
+    file.chmod(0o644)
+    assert load_token(file) != kept, "a token that others could read is not a secret any more"
+    target = tmp_path / "elsewhere"
+    target.write_text("e" * 43)
+    file.unlink()
+    file.symlink_to(target)
+    assert load_token(file) != "e" * 43
+    assert target.read_text() == "e" * 43
+
+
+STEP = (
+    b'{"event": "StepDone", "step": 1, "epoch": 0.1, "loss": %s, "grad_norm": 1.0, "learning_rate": 1e-5, '
+    b'"examples": 8, "tokens": 9, "padded_tokens": 9, "seconds": 0.1}\n'
+)
+JOURNALS = {
+    "a loss of +-e": STEP % b"+-e",
+    "a text for a number": STEP % b'"low"',
+    "nested": b'{"event": "Diagnosed", "step": 1, "finding": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
+    "a time that is a text": b'{"event": "RunStarted", "run_id": "r", "step": 0, "num_steps": 9, "steps_per_epoch": 3.0,'
+    b' "num_epochs": 3.0, "train_rows": 8, "time": "now"}\n',
+    "metrics that are a list": b'{"event": "Evaluated", "step": 1, "epoch": 1, "split": "validation", "metrics": [], "n": 4}\n',
+    "2 MB without an end": b"x" * 2_000_000,
+}
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+def test_a_damaged_journal_is_a_row_that_says_so(served: Any, runs: Path, name: str) -> None:
+    bad = RunDir(runs / "beta")
+    bad.journal_file.write_bytes(JOURNALS[name])
+    rows = {row.id: row for row in RunIndex(runs).rows()}
+    assert rows["beta"].status == "damaged"
+    assert rows["beta"].problem
+    assert rows["alpha"].problem is None
+    assert_served(served)
+
+
+def test_infinities_are_gaps_and_no_damage(served: Any, runs: Path) -> None:
+    bad = RunDir(runs / "beta")
+    bad.journal_file.write_bytes(STEP % b"Infinity" + (STEP % b"NaN").replace(b'"step": 1', b'"step": 2'))
+    assert {row.id: row.problem for row in RunIndex(runs).rows()} == {"alpha": None, "beta": None}
+    assert_served(served, report=200)
+
+
+METRICS = ("[" * 100_000, '{"test": {"accuracy": {"value": NaN, "low": "x", "high": []}}}')
+
+
+@pytest.mark.parametrize("text", METRICS, ids=["nested", "not finite"])
+def test_a_damaged_metrics_file_does_not_take_the_list_down(served: Any, runs: Path, text: str) -> None:
+    RunDir(runs / "beta").metrics_file.write_text(text)
+    assert_served(served)
+
+
+@pytest.mark.parametrize("name", ["journal_file", "config_file", "metrics_file", "data_summary_file", "lock_file"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_in_place_of_a_file_hangs_nothing(served: Any, runs: Path, name: str, kind: str) -> None:
+    file: Path = getattr(RunDir(runs / "beta"), name)
+    file.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    if name == "journal_file":
+        assert {row.id: bool(row.problem) for row in RunIndex(runs).rows()} == {"alpha": False, "beta": True}
+    assert_served(served)
+
+
+def assert_served(served: Any, report: int | None = None) -> None:
+    """Every page of both runs answers, and the list shows both."""
+    status, _, body = served.ask("GET", "/")
+    assert status == 200
+    assert b"alpha" in body
+    assert b"beta" in body
+    for path in ("/runs/beta", "/runs/beta/events", "/runs/beta/report"):
+        status = served.ask("GET", path)[0]
+        assert status in (200, 404, 409), path
+    assert report in (None, status)
+    assert served.ask("GET", "/runs/alpha")[0] == 200
