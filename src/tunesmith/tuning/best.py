@@ -46,11 +46,19 @@ from tunesmith.metrics.table import Suite, greater_is_better, make_suite
 from tunesmith.models.files import resolve_model
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.folds import held_out_rows
-from tunesmith.pipeline.identity import NOT_COMPARED, choose_folder, is_finished
 from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.pipeline.plan import StartClock
 from tunesmith.pipeline.recipe import NAMES, RunFacts, epochs_for
-from tunesmith.pipeline.train import INPUTS, RunEnding, RunObserver, RunResult, finetune
+from tunesmith.pipeline.results import RunResult
+from tunesmith.pipeline.train import (
+    INPUTS,
+    NOT_COMPARED,
+    RunEnding,
+    RunObserver,
+    choose_folder,
+    finetune,
+    is_finished,
+)
 from tunesmith.report.build import diagnose_run
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, read_metrics, require_own_folder

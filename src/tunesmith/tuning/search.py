@@ -25,9 +25,8 @@ from tunesmith.config.validate import read_duration
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError, ResourceError
 from tunesmith.events import Evaluated, Event, RunStarted
 from tunesmith.files import make_folder, open_in_place, user_files, write_file
-from tunesmith.pipeline.identity import is_finished
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.train import RunObserver, finetune
+from tunesmith.pipeline.train import RunObserver, finetune, is_finished
 from tunesmith.report.compare import compare_runs
 from tunesmith.runs.folder import SEARCH_RESULT, RunDir, trial_folder
 from tunesmith.runs.lock import RunLock, locked, read_holder
