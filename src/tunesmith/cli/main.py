@@ -36,7 +36,7 @@ VERBS: dict[str, dict[str, str]] = {
         "audit": "find duplicates, leaks and label errors in data files",
         "report": "write the report page and curves of a run, print the diagnosis",
         "compare": "compare runs, with the uncertainty of the difference",
-        "board": "watch runs in the browser",
+        "board": "watch and compare runs in the browser",
         "doctor": "check a run folder, or show versions and devices",
     },
     "Use the model": {

@@ -192,8 +192,10 @@ def print_scores(result: RunResult) -> None:
     if not result.scores:
         print("\nno scores: there is no labeled data to evaluate on. Set --validation_file or --test_file")
     if result.warnings and result.scores:
-        count = f"{len(result.warnings)} warning{'s' if len(result.warnings) > 1 else ''}"
-        print(f"\nbefore you trust these scores: {count} about the data above, and in report.html")
+        count = len(result.warnings)
+        print(
+            f"\nbefore you trust these scores: read the data warning{'s' * (count > 1)} above ({count}), also in report.html"
+        )
     if result.best_step is not None:
         print(f"kept the weights of step {result.best_step} of {result.steps} (best validation score)")
     else:

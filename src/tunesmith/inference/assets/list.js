@@ -1,4 +1,4 @@
-// Keeps the list of runs as the board pushes it, sorts and filters it, and counts the ticked ones.
+// The list of runs: shows what the board pushes, sorts, filters, and counts the selected runs.
 const rows = document.getElementById("rows"), pattern = document.getElementById("line").content;
 const filter = document.getElementById("filter"), kind = document.getElementById("kind"), order = document.getElementById("order"), go = document.getElementById("go");
 const live = document.getElementById("live"), count = document.getElementById("count");
@@ -17,13 +17,13 @@ const set = (parent, selector, text) => {
   if (found.textContent !== text) found.textContent = text;
 };
 
-// A long name may break behind a separator, as the server writes it.
+// A long name may break after a separator, as in the server-side template.
 const breakable = (parent, selector, text) => {
   const found = parent.querySelector(selector);
   if (found.textContent !== text) found.replaceChildren(...text.split(/(?<=[_./\\:=])/).flatMap((part, k) => (k ? [document.createElement("wbr"), part] : [part])));
 };
 
-// Numbers or texts, ascending; what is missing stands last in either direction.
+// Sort keys, ascending; missing values come last in both directions.
 const TROUBLE = ["failed", "damaged", "interrupted"], TONES = ["bad", "warn", "info", "good"];
 const KEYS = {
   when: (run) => run.place,
@@ -72,7 +72,7 @@ const fill = (row, run) => {
   bar.value = run.step;
   set(row, ".count", number(run.step) + (run.num_steps ? " of " + number(run.num_steps) : "") + " steps");
   row.querySelector("polyline").setAttribute("points", run.spark);
-  set(row, ".loss", run.loss !== null ? "loss " + run.loss.toFixed(3) : run.step ? "loss not finite" : "");
+  set(row, ".loss", run.loss !== null ? "loss " + run.loss.toFixed(3) : run.step ? "loss is NaN" : "");
   set(row, ".value", run.score ? run.score[1].toFixed(3) : "");
   set(row, ".detail", run.score ? run.score[0].replaceAll("_", " ") : "");
   set(row, ".range", run.score && run.score[2] !== null && run.score[3] !== null ? run.score[2].toFixed(3) + " to " + run.score[3].toFixed(3) : "");
@@ -122,11 +122,11 @@ const connect = () => {
   source.addEventListener("open", () => { live.className = "live on"; live.textContent = "live"; });
   source.addEventListener("error", () => {
     live.className = "live off";
-    live.textContent = "the board is away";
+    live.textContent = "disconnected";
     if (source && source.readyState === EventSource.CLOSED) { source = null; setTimeout(connect, 2000); }
   });
 };
-// A browser opens six connections to one host: a hidden page gives its own back.
+// A browser opens at most six connections to a host, so a hidden page closes its own.
 document.addEventListener("visibilitychange", () => { if (document.hidden && source) { source.close(); source = null; } else connect(); });
 filter.addEventListener("input", look);
 kind.addEventListener("change", look);
