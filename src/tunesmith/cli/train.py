@@ -193,9 +193,8 @@ def print_scores(result: RunResult) -> None:
         print("\nno scores: there is no labeled data to evaluate on. Set --validation_file or --test_file")
     if result.warnings and result.scores:
         count = len(result.warnings)
-        print(
-            f"\nbefore you trust these scores: read the data warning{'s' * (count > 1)} above ({count}), also in report.html"
-        )
+        plural = "s" if count > 1 else ""
+        print(f"\nbefore you trust these scores: see the {count} data warning{plural} above and in report.html")
     if result.best_step is not None:
         print(f"kept the weights of step {result.best_step} of {result.steps} (best validation score)")
     else:
