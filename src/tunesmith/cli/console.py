@@ -178,6 +178,7 @@ class Console:
     def plan(self, num_steps: int, steps_per_epoch: float) -> None:
         """Set the length of the run, which a resumed run does not announce by a RunStarted event."""
         self._num_steps = num_steps
+        self._last_line = time.monotonic()
         every = self.logging_steps
         if every is None:
             self._every = max(1, round(num_steps / 10))
@@ -271,7 +272,8 @@ def _sentence(event: Note | MicroBatchSplit | NonFinite) -> str:
     if isinstance(event, Note):
         return event.text
     if isinstance(event, MicroBatchSplit):
-        return f"Out of memory at step {event.step}: micro-batches now have {event.rows_after} instead of {event.rows_before} rows."
+        sizes = f"{event.rows_after} instead of {event.rows_before} rows"
+        return f"Out of memory at step {event.step}: micro-batches now have {sizes}."
     what = event.what if event.what == event.tensor else f"{event.what} of {event.tensor}"
     return f"Step {event.step}: the {what} is NaN or inf, so the update was skipped."
 

@@ -164,7 +164,7 @@ def _train_best(config: RunConfig, verbose: bool) -> int:
     from tunesmith.tuning.best import run_best
 
     found = with_console(config, lambda observer: run_best(config, observer), verbose=verbose)
-    print(f"\ntried, in {found.table['seconds']:.0f} s of {config.time_budget}:")
+    print(f"\ntried in {found.table['seconds']:.0f} s (time budget: {config.time_budget}):")
     for one in found.table["tried"]:
         for name, run in one["runs"].items():
             score = f"{run['metric']} {abs(run['score']):.4f}" if run["score"] is not None else run["why"] or "trained"

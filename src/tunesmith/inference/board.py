@@ -112,8 +112,7 @@ class Board:
         """Do nothing: there are no threads."""
 
     async def _list(self, request: Request) -> Response:
-        rows = await asyncio.to_thread(self.index.rows, seconds=VERDICT_SECONDS)
-        return HTMLResponse(_template("list.html.j2").render(rows=rows, root=str(self.index.root), now=time.time()))
+        return HTMLResponse(_template("list.html.j2").render(root=str(self.index.root)))
 
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -123,11 +122,9 @@ class Board:
 
     async def _run(self, request: Request) -> Response:
         run = await self._wanted(request)
-        rows = await asyncio.to_thread(self.index.rows)
-        row = next((row for row in rows if row.id == request.path_params["run"]), None)
-        if row is None:
-            raise HTTPException(404, "there is no such run")
-        return HTMLResponse(_template("run.html.j2").render(row=row, run=run))
+        name, _ = await asyncio.to_thread(_names, run)
+        values = {"id": request.path_params["run"], "name": name, "path": str(run.path)}
+        return HTMLResponse(_template("run.html.j2").render(values))
 
     async def _report(self, request: Request) -> Response:
         run = await self._wanted(request)
@@ -228,17 +225,9 @@ def _template(name: str) -> Any:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"ago": _ago, "spark": spark_points, "short": lambda v: f"{v:.3f}", "breakable": _breakable}
+    environment.filters["breakable"] = _breakable
     text = (files("tunesmith.inference") / "assets" / name).read_text(encoding="utf-8")
     return environment.from_string(text)
-
-
-def _ago(seconds: float) -> str:
-    for limit, unit, name in ((90, 1, "second"), (5400, 60, "minute"), (129_600, 3600, "hour")):
-        if seconds < limit:
-            count = max(0, round(seconds / unit))
-            return f"{count} {name}{'' if count == 1 else 's'} ago"
-    return f"{round(seconds / 86_400)} days ago"
 
 
 def _breakable(text: object) -> Any:

@@ -1,7 +1,7 @@
 """Logits as probabilities and label names, and predictions as csv, tsv, jsonl or parquet with all input columns, in input order.
 
 Spreadsheets run a cell that begins with = + - @ (also full-width), a tab or a line break as a formula. In csv and tsv such a
-cell gets a leading apostrophe (and a cell that already looks escaped gets one more), so `read_predictions` restores the text.
+cell gets a leading apostrophe. A cell that already looks escaped gets one more, so the text can be restored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tunesmith.runs.manifest import remove_tree
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 _DANGEROUS = re.compile(r"^'*[=+\-@＝＋－＠\t\r\n]")
-_ESCAPED = re.compile(r"^'+[=+\-@＝＋－＠\t\r\n]")
 _NEEDS_QUOTES = re.compile('[",\t\r\n\ufeff]|^ | $')
 """Every character that some reader of csv or tsv interprets, whatever the separator is."""
 
@@ -35,11 +34,6 @@ _NEEDS_QUOTES = re.compile('[",\t\r\n\ufeff]|^ | $')
 def escape_formula(text: str) -> str:
     """Prefix the text with an apostrophe if a spreadsheet would run it as a formula."""
     return f"'{text}" if _DANGEROUS.match(text) else text
-
-
-def unescape_formula(text: str) -> str:
-    """Undo `escape_formula`."""
-    return text[1:] if _ESCAPED.match(text) else text
 
 
 def check_format(path: Path) -> None:
@@ -116,22 +110,6 @@ def _cell(value: Any) -> str:
         return str(value)
     text = escape_formula(value)
     return '"' + text.replace('"', '""') + '"' if _NEEDS_QUOTES.search(text) else text
-
-
-def read_predictions(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a csv or tsv file from `write_table`, with the exact text of every cell."""
-    from tunesmith.data.text_files import Dialect, parse_delimited
-
-    header: list[str] = []
-    columns: list[list[str]] = []
-    with path.open(encoding="utf-8", newline="") as file:
-        delimiter = "\t" if path.suffix == ".tsv" else ","
-        dialect = Dialect(delimiter, quoting=True, sure=True)
-        for records in parse_delimited([file.read()], origin=str(path), dialect=dialect, on_header=header.extend):
-            columns = columns or [[] for _ in header]
-            for column, values in zip(columns, records.columns, strict=True):
-                column += map(unescape_formula, values)
-    return dict(zip(map(unescape_formula, header), columns or [[] for _ in header], strict=True))
 
 
 def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:

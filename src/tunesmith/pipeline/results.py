@@ -346,8 +346,8 @@ def draw_and_explain(run: RunDir) -> list[str]:
     write_report(report, run.report_file)
     lines = []
     for finding in report.findings:
-        lines.append(f"{finding.code}{finding.doubt}: {finding.evidence}")
-        lines += [f"  - {advice}" for advice in finding.advice]
+        lines.append(f"{finding.code.replace('_', ' ')}{finding.doubt}: {finding.evidence}")
+        lines += [f"  -> {advice}" for advice in finding.advice]
     return lines
 
 

@@ -142,7 +142,7 @@ def test_lines_without_bars_are_ten_seconds_apart(monkeypatch: pytest.MonkeyPatc
     for number in range(1, 201):
         now[0] += 0.3
         console.on(step(number))
-    assert [line.split()[1] for line in lines_of(stream)] == ["20/200", "60/200", "100/200", "140/200", "180/200"]
+    assert [line.split()[1] for line in lines_of(stream)] == ["40/200", "80/200", "120/200", "160/200", "200/200"]
 
 
 def test_at_most_twelve_evaluations_are_printed() -> None:

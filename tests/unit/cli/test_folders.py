@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from read_predictions import read_predictions
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.events import Note, StepDone
-from tunesmith.inference.tables import read_predictions
 from tunesmith.pipeline.identity import free_folder
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir

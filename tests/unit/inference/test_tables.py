@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from read_predictions import read_predictions, unescape_formula
 from tunesmith.data.read import read_source
 from tunesmith.errors import ConfigError, DataError, ResourceError
 from tunesmith.inference.tables import (
@@ -21,8 +22,6 @@ from tunesmith.inference.tables import (
     escape_formula,
     predicted_names,
     probabilities_of,
-    read_predictions,
-    unescape_formula,
     write_table,
 )
 from tunesmith.labels import LabelMap, Task

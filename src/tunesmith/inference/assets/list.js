@@ -43,7 +43,7 @@ let turned = false;
 const arrange = () => {
   const key = KEYS[order.value], sign = turned ? -1 : 1;
   const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
-  const sorted = [...rows.children].filter((row) => row.run).sort((one, two) => {
+  const sorted = [...rows.children].sort((one, two) => {
     const a = key(one.run), b = key(two.run);
     if (a === null || b === null) return (a === null) - (b === null) || one.run.place - two.run.place;
     return sign * compare(a, b) || one.run.place - two.run.place;
@@ -103,7 +103,7 @@ const look = () => {
   for (const row of rows.children) {
     const text = [".name", ".model", ".pill", ".tone"].map((part) => row.querySelector(part).textContent).join(" ").toLowerCase();
     const wanted = KINDS[kind.value];
-    row.hidden = !words.every((word) => text.includes(word)) || Boolean(wanted && row.run && !wanted(row.run));
+    row.hidden = !words.every((word) => text.includes(word)) || Boolean(wanted && !wanted(row.run));
     shown += row.hidden ? 0 : 1;
     set(row, ".when", ago(Number(row.querySelector(".when").dataset.time)));
   }
@@ -136,5 +136,4 @@ for (const head of document.querySelectorAll("th[data-by]")) {
 }
 rows.addEventListener("change", look);
 setInterval(look, 20000);
-look();
 connect();
