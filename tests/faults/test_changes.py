@@ -353,7 +353,7 @@ def test_changed_model_is_not_used(
         Predictor.load(given, use_cpu=True)
     if part == "model":
         with pytest.raises(TunesmithError) as caught:
-            PredictionService(run)
+            PredictionService(run.path)
         assert isinstance(caught.value, CheckpointError)
 
 

@@ -16,6 +16,7 @@ from tunesmith.config.options import dump_value
 from tunesmith.data.batches import Collate, TokenRows
 from tunesmith.events import Event, RowsEvaluated
 from tunesmith.files import hash_file, replacing, write_file
+from tunesmith.findings import describe_findings
 from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.labels import Task, choose_labels
@@ -344,11 +345,7 @@ def draw_and_explain(run: RunDir) -> list[str]:
     report = build_report(run)
     write_curves(curve_pictures(report.curves), png=run.curves_png, svg=run.curves_svg)
     write_report(report, run.report_file)
-    lines = []
-    for finding in report.findings:
-        lines.append(f"{finding.code.replace('_', ' ')}{finding.doubt}: {finding.evidence}")
-        lines += [f"  -> {advice}" for advice in finding.advice]
-    return lines
+    return describe_findings(report.findings)
 
 
 SHOWN_OPTION_NAMES = """
