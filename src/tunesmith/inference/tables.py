@@ -6,7 +6,6 @@ cell gets a leading apostrophe. A cell that already looks escaped gets one more,
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
@@ -55,10 +54,15 @@ def check_cells(path: Path | None, columns: Mapping[str, Sequence[Any]]) -> None
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove temporary files and folders for `target` whose process was killed."""
-    for path in target.parent.glob(f"{glob.escape(TMP_PREFIX + target.name)}-*"):
-        pid = path.name.rpartition("-")[2]
-        if pid.isdigit() and (int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists()):
+    """Remove temporary files and folders for `target` whose process was killed; restore `target` if it was moved aside."""
+    pattern = re.compile(rf"{re.escape(TMP_PREFIX)}(old-|gone-)?{re.escape(target.name)}-(\d+)")
+    for path in target.parent.glob(f"{TMP_PREFIX}*"):
+        found = pattern.fullmatch(path.name)
+        if found is None or (int(found[2]) != os.getpid() and Path(f"/proc/{found[2]}").exists()):
+            continue
+        if found[1] == "old-" and not os.path.lexists(target):
+            path.rename(target)
+        else:
             remove_tree(path)
 
 

@@ -89,8 +89,8 @@ def test_int8_export_keeps_the_labels(traced: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(traced, use_cpu=True)
     rows = rows_of_run(RunDir(traced), predictor.facts)
     assert rows.split == "validation"
-    stale = tmp_path / ".tmp-int8-999999999"  # of an export that was killed
-    stale.mkdir()
+    for name in (".tmp-int8-999999999", ".tmp-gone-int8-999999999"):  # of exports that were killed
+        (tmp_path / name).mkdir()
     done = export_model_to(traced, "onnx-int8", tmp_path / "int8", rows)
     assert done.checked.refused is None
     assert done.checked.agreement >= 0.99

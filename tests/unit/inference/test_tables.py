@@ -22,6 +22,7 @@ from tunesmith.inference.tables import (
     escape_formula,
     predicted_names,
     probabilities_of,
+    remove_leftovers,
     write_table,
 )
 from tunesmith.labels import LabelMap, Task
@@ -145,3 +146,9 @@ def test_probabilities_follow_the_task() -> None:
     assert predicted_names(probabilities_of(np.array([[1.5]]), Task.REGRESSION), LabelMap(("s",), Task.REGRESSION)) == [
         1.5
     ]
+
+
+def test_folder_moved_aside_by_a_killed_process_is_restored(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-old-onnx-999999999").mkdir()
+    remove_leftovers(tmp_path / "onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["onnx"]
