@@ -106,7 +106,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
         """`usage: tunesmith train [run.yaml] [options]`"""
-        shapes = {"?": "[{}]", "*": "[{}]", "+": "{0} [{0} ...]"}
+        shapes = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]"}
         names = [
             shapes.get(str(action.nargs), "{}").format(name)
             for action in actions
