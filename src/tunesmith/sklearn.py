@@ -403,8 +403,6 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     """Fine-tunes an encoder on texts and classes. X: texts or pairs; y: names, ids, lists of labels, or 0/1 columns.
 
     Parameters that are None have the defaults of `tunesmith train`; `options` takes any other option of it by name.
-
-    >>> TextClassifier(num_train_epochs=2).fit(texts, labels).predict(["new text"])  # doctest: +SKIP
     """
 
     def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:
