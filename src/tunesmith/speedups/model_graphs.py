@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -38,9 +38,11 @@ from tunesmith.speedups.verify import (
     weighted_gradients,
 )
 
+GRAPHS = "CUDA graph of the encoder"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
 IGNORED = ("num_items_in_batch",)
 """Arguments of a loss that models pass on to their encoder."""
+IGNORES_PADDING = ("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
 MOST_GRAPHS = 32
 """Shapes that a slot keeps; a graph costs a few MB on the host."""
 MOST_CAPTURES = 100
@@ -59,7 +61,7 @@ class CudaCapture:
 
     def warm_up(self, work: Callable[[], object]) -> None:
         """Run the work on another stream, so that libraries are initialized and nothing is captured that runs only once."""
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             work()
@@ -119,7 +121,7 @@ class CapturedCall:
         self,
         run: Callable[[dict[str, torch.Tensor]], Any],
         tensors: Mapping[str, torch.Tensor],
-        gradients: Mapping[nn.Parameter, torch.Tensor],
+        gradients: Mapping[torch.Tensor, torch.Tensor],
         slot: Slot,
         capture: Any,
     ) -> None:
@@ -173,7 +175,7 @@ class CapturedCall:
     def __call__(self, tensors: Mapping[str, torch.Tensor], width: int) -> Any:
         """Return the first `width` columns of the encoder's output."""
         given = [tensors[name] for name in self._inputs]
-        found = _Replay.apply(self, self.slot.begin(), width, *given, *self._parameters)  # type: ignore[no-untyped-call]
+        found = _Replay.apply(self, self.slot.begin(), width, *given, *self._parameters)
         return self._build(found)
 
     def forward(self, width: int, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -231,9 +233,12 @@ class GraphedEncoder:
     def __init__(self, module: nn.Module, owner: ModelGraphs) -> None:
         self.module, self._owner = module, owner
         self._names = list(inspect.signature(type(module).forward).parameters)[1:]
-        self._fingerprint, self._mark = Fingerprint(module), None
+        self._fingerprint = Fingerprint(module)
+        self._mark: Hashable = None
+        self._pads = True
+        """Whether further padding leaves the outputs as they are."""
         self._slots: list[Slot] = []
-        self._gradients: dict[nn.Parameter, torch.Tensor] = {}
+        self._gradients: dict[torch.Tensor, torch.Tensor] = {}
         self._places: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._plain: Callable[..., Any] = module.forward
         self._entry = self._call
@@ -290,7 +295,7 @@ class GraphedEncoder:
     def _wider(self, width: int) -> int:
         """Return the width that a batch is padded to: one of few, and never more than the encoder has positions for."""
         wide = bucket_width(width)
-        return wide if wide <= self._most_positions() else width
+        return wide if self._pads and wide <= self._most_positions() else width
 
     def _most_positions(self) -> int:
         config: Any = self.module.config
@@ -323,7 +328,7 @@ class GraphedEncoder:
             return False  # a hook of the user, or a forward that neither transformers nor accelerate put there
         if mark != self._mark:
             self.free()
-            wrong = why_not_captured_encoder(self.module) or self._find_difference(tensors, options)
+            wrong = why_not_captured_encoder(self.module) or self._prove(tensors, options)
             if wrong is not None:
                 self._owner.close(wrong)
                 return False
@@ -354,12 +359,12 @@ class GraphedEncoder:
             slot.graphs.popitem(last=False)
         try:
             slot.graphs[key] = self._capture(tensors, options, slot)
-        except RuntimeError as error:
-            self._owner.close(str(error))
+        except RuntimeError:
             return None
         return slot.graphs[key]
 
     def _capture(self, tensors: dict[str, torch.Tensor], options: dict[str, Any], slot: Slot) -> CapturedCall:
+        """Return a new captured call. If that fails, everything runs plain from then on."""
         self._restore_places()
         trained = [p for p in self.module.parameters() if p.requires_grad]
         if not self._places:
@@ -376,6 +381,7 @@ class GraphedEncoder:
                 return CapturedCall(run, tensors, self._gradients, slot, capture)
             except Exception as error:  # of transformers, PEFT or CUDA: the plain call works
                 capture.recover(first.device)
+                self._owner.close(capture_failure(error))
                 raise RuntimeError(capture_failure(error)) from error
 
     def _restore_places(self) -> None:
@@ -385,13 +391,27 @@ class GraphedEncoder:
                 place.copy_(parameter.detach())
                 parameter.data = place
 
-    def _find_difference(self, tensors: dict[str, torch.Tensor], options: dict[str, Any]) -> str | None:
-        """Return how a captured call differs from the plain one on a few rows without dropout; None if it doesn't."""
+    def _prove(self, tensors: dict[str, torch.Tensor], options: dict[str, Any]) -> str | None:
+        """Return how captured calls differ from plain ones; None if they don't, with padding to few widths or without."""
+        found = []
+        for self._pads, real_only in ((True, False), (True, True), (False, False)):
+            if not real_only or self._owner.ignores_padding:
+                found.append(self._find_difference(tensors, options, real_only=real_only))
+                if found[-1] is None or self._owner.off is not None:
+                    return found[-1]
+        return found[0]
+
+    def _find_difference(
+        self, tensors: dict[str, torch.Tensor], options: dict[str, Any], *, real_only: bool
+    ) -> str | None:
+        """Compare a captured call with the plain one on a few rows without dropout; return how they differ."""
         most, longest = self._most_positions(), self._width(tensors)
         assert longest is not None
         width = min(longest, max(most - 16, 1))  # leaves columns to pad
         few = {n: t.detach()[:ROWS, :width].clone().requires_grad_(t.requires_grad) for n, t in tensors.items()}
-        wide = bucket_width(width + 1) if bucket_width(width + 1) <= most else width
+        wide = bucket_width(width + 1) if self._pads and bucket_width(width + 1) <= most else width
+        padded = self._padded(few, wide)
+        real = padded["attention_mask"][:, :width, None] if real_only else 1
         device = self._owner.capture.device_type
         ambient = torch.is_autocast_enabled(device)
         named = {n: p for n, p in (*self.module.named_parameters(), *few.items()) if p.requires_grad}
@@ -399,16 +419,16 @@ class GraphedEncoder:
         def measure(call: Callable[..., Any], *, half: bool) -> Gradients:
             with torch.autocast(device, torch.get_autocast_dtype(device), enabled=half, cache_enabled=False):
                 found = call()
-            outputs = found.values() if isinstance(found, Mapping) else found
-            return weighted_gradients([t.float() for t in outputs if isinstance(t, torch.Tensor)], named)
+            outputs = [
+                t for t in (found.values() if isinstance(found, Mapping) else found) if isinstance(t, torch.Tensor)
+            ]
+            return weighted_gradients([t.float() * real if t.ndim == 3 else t.float() for t in outputs], named)
 
         def captured() -> Any:
-            inputs = self._padded(few, wide)
-            return self._capture(inputs, options, Slot(self._owner.capture.new_pool()))(inputs, width)
+            return self._capture(padded, options, Slot(self._owner.capture.new_pool()))(padded, width)
 
-        place = next(iter(few.values())).device
         try:
-            with nothing_left_behind(self.module, place):
+            with nothing_left_behind(self.module, padded["attention_mask"].device):
                 exact = measure(partial(type(self.module).forward, self.module, **few, **options), half=False)
                 rounded = None
                 if ambient or self._owner.half:
@@ -425,6 +445,9 @@ class ModelGraphs:
     def __init__(self, model: nn.Module, *, half: bool = False, capture: Any = None) -> None:
         self.model, self.half, self.capture = model, half, capture or CudaCapture()
         self.captures = 0
+        kinds = {type(m) for m in model.modules() if type(m).__module__.startswith("transformers.models.")}
+        self.ignores_padding = any(kind.__name__.endswith(IGNORES_PADDING) for kind in kinds)
+        """Whether the head reads nothing at padding. There, DeBERTa's outputs depend on the width."""
         self._active = False
         with own_forward(model):
             encoders = {encoder: why_not_captured_encoder(encoder) for encoder in encoders_of(model)}
@@ -453,6 +476,11 @@ class ModelGraphs:
     def close(self, reason: str) -> None:
         """Run everything as it is from now on."""
         self.off = self.off or reason
+        self.free()
+
+    def free(self) -> None:
+        """Drop all graphs; the next call captures again."""
+        self.captures = 0
         for encoder in self._encoders:
             encoder.free()
 
