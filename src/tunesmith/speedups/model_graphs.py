@@ -175,7 +175,8 @@ class CapturedCall:
     def __call__(self, tensors: Mapping[str, torch.Tensor], width: int) -> Any:
         """Return the first `width` columns of the encoder's output."""
         given = [tensors[name] for name in self._inputs]
-        found = _Replay.apply(self, self.slot.begin(), width, *given, *self._parameters)
+        run: Any = _Replay.apply
+        found = run(self, self.slot.begin(), width, *given, *self._parameters)
         return self._build(found)
 
     def forward(self, width: int, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -222,7 +223,7 @@ class _Replay(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[Any, ...]:
         return None, None, None, *ctx.call.backward(ctx.pending, ctx.width, given)
 

@@ -488,6 +488,33 @@ def test_trainer_with_own_loss_replays_the_encoder(tmp_path: Path, stand_in: Sta
     assert (tmp_path / "ours" / "journal.jsonl").read_text().count("Speedups: CUDA graph of the encoder.") == 1
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "accumulation 2", "compute_loss_func", "label smoothing", "lower half frozen", "custom model class", "torch dataset",
+        "adafactor", "LoRA", "FGM", "R-Drop", "distillation", "siamese", "layer-wise learning rates", "token classification",
+    ],
+)  # fmt: skip
+def test_script_of_the_benchmark_has_the_losses_of_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "bench"))
+    import scripts_gpu
+
+    monkeypatch.setattr(Trainer, "_stand_in_for_capture", StandIn())
+    config, rows = scripts_gpu.tiny()
+    given = {"max_steps": 4, "use_cpu": True, "logging_steps": 1, "per_device_train_batch_size": 4, "bf16": False}
+    logs = []
+    for base in (Trainer, transformers.Trainer):
+        trainer = scripts_gpu.make_trainer(
+            name, base, tmp_path / base.__module__, config, rows, scripts_gpu.pad, **given
+        )
+        trainer.train()
+        logs.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
+    assert logs[0] == pytest.approx(logs[1], abs=2e-5)
+    assert Trainer._stand_in_for_capture.replayed >= 8
+
+
 def test_trainer_resumes_with_the_same_bits(tmp_path: Path, stand_in: StandIn) -> None:
     options = {"save_strategy": "steps", "save_steps": 6}
     one = train(Weighted, tmp_path / "one", make_model(hidden_dropout_prob=0.2), **options)
