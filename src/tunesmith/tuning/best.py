@@ -244,7 +244,9 @@ class BestSearch:
         """Whether the folder of a finished trial is gone; a CheckpointError if its record or its predictions are damaged."""
         try:
             outcome = Outcome(**found)
-            sum([outcome.seconds, outcome.examples, outcome.score if outcome.state == "done" else 0])
+            numbers = (outcome.seconds, outcome.examples, outcome.score if outcome.state == "done" else 0.0)
+            if not all(isinstance(number, (int, float)) for number in numbers):
+                raise TypeError("a number is missing")
         except TypeError as error:
             raise damaged(self._record_file, f"does not describe the trial {name} ({error})") from None
         run = RunDir(self.folder / name)
