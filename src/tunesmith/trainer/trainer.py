@@ -224,6 +224,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             log.warning("tokenizer= is called processing_class= now")
             options.setdefault("processing_class", tokenizer)
         super().__init__(*args, **options)
+        if self.args.world_size > 1:
+            from tunesmith.training.distributed import wait_for_gloo_at_exit
+
+            wait_for_gloo_at_exit()
 
     @property
     def tokenizer(self) -> Any:
