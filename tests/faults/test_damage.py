@@ -320,7 +320,7 @@ def test_doctor_ignores_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-6"]
 
 
-def test_doctor_names_missing_steps_and_damaged_models(
+def test_doctor_names_missing_steps_and_damaged_files(
     lab: Any, run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(lab.root / "whole", run_folder)
@@ -328,8 +328,12 @@ def test_doctor_names_missing_steps_and_damaged_models(
     lines = [line for line in journal.read_text().splitlines(keepends=True) if '"StepDone", "step": 5,' not in line]
     journal.write_text("".join(lines))
     (run_folder / "model" / "config.json").write_text("{}")
+    flip(RunDir(run_folder).predictions_file)
     code, found = doctor(capsys, str(run_folder))
     texts = {p["name"]: p["text"] for p in found["parts"] if p["health"] == "broken"}
     assert code == 5
     assert "no line for step 5" in texts["journal.jsonl"]
     assert "config.json" in texts["model"]
+    assert "predictions.parquet: was modified" in texts["results"]
+    RunDir(run_folder).predictions_file.unlink()
+    assert "predictions.parquet: is missing" in str(doctor(capsys, str(run_folder)))
