@@ -20,7 +20,7 @@ from patience import patient
 from sampling import crossed
 from tunesmith.cli.main import main
 from tunesmith.errors import ResourceError
-from tunesmith.events import Note, Resumed
+from tunesmith.events import Note, Resumed, StepDone
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
@@ -156,6 +156,26 @@ def test_damaged_event_log_is_named_by_line(bench: Any, copy: Path) -> None:
     ended = engine(copy)
     assert ended.code == 5
     assert "journal.jsonl:4" in ended.last_line
+
+
+def test_event_log_shorter_than_its_checkpoint_is_refused(copy: Path) -> None:
+    journal = RunDir(copy).journal_file
+    whole, _, _ = journal.read_bytes().partition(b'{"event": "StepDone", "step": 6,')
+    journal.write_bytes(whole)
+    ended = engine(copy)
+    assert ended.code == 5, ended.log
+    assert "ends after step 5, but the checkpoint is from step 12: steps 6 to 12 are missing" in ended.last_line
+    assert journal.read_bytes() == whole
+
+
+def test_deleted_event_log_is_noted_and_resumed_twice(copy: Path) -> None:
+    run = RunDir(copy)
+    run.journal_file.unlink()
+    assert engine(copy, env={"TUNESMITH_FAULT": "step.end:kill:3"}).code == -9
+    assert engine(copy).code == 0
+    events = read_journal(run.journal_file)
+    assert any(isinstance(e, Note) and "was gone" in e.text for e in events)
+    assert [e.step for e in events if isinstance(e, StepDone)] == list(range(13, 25))
 
 
 @pytest.mark.parametrize("piece", PIECES[:4])

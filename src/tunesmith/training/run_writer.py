@@ -65,7 +65,7 @@ class StopRequest:
 
     def run_is_complete(self) -> None:
         """From now on a signal no longer stops the run; one that a library caught is raised now."""
-        if self.signal is not None:
+        if self._immediately and self.signal is not None:
             self._leave(self.signal)
         self._immediately = False
 
