@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(
         parser,
         "--labels",
-        "How to find label errors. words: TF-IDF. probe: also the frozen model. deep: also k-fold fine-tuning. Default: probe.",
-        choices=("words", "probe", "deep", "off"),
+        "How to find label errors. words: TF-IDF. probe: also the frozen model. Default: probe.",
+        choices=("words", "probe", "off"),
         default="probe",
     )
     add_flag(parser, "--review_file FILE", "Write suspected label errors to this csv file, for `train --labels_file`.")

@@ -22,7 +22,8 @@ from tunesmith.config.options import RunConfig
 from tunesmith.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from tunesmith.pipeline.train import RunObserver, RunResult
+    from tunesmith.pipeline.results import RunResult
+    from tunesmith.pipeline.train import RunObserver
     from tunesmith.runs.folder import RunDir
 
 Made = TypeVar("Made")

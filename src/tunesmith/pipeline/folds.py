@@ -24,9 +24,9 @@ from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.table import make_suite
-from tunesmith.pipeline.identity import is_finished, require_same_run
+from tunesmith.pipeline.prepare import require_same_run
 from tunesmith.pipeline.results import draw_and_explain
-from tunesmith.pipeline.train import Log, RunObserver, finetune
+from tunesmith.pipeline.train import Log, RunObserver, finetune, is_finished
 from tunesmith.report.predictions import PredictedRows, make_predictions
 from tunesmith.runs.folder import RunDir, read_summary
 

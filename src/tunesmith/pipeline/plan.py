@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tunesmith.config.options import RunConfig
 from tunesmith.events import Evaluated, Event, Saved, StepDone
 from tunesmith.pipeline.inputs import RunData
-from tunesmith.pipeline.train import PAIR_STAGE, Log, RunObserver, train_run
+from tunesmith.pipeline.train import PAIR_STAGE, Log, RunEnding, RunObserver, train_run
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 
@@ -90,7 +90,7 @@ def measure_run(config: RunConfig, data: RunData, observer: RunObserver, begun: 
         run = RunDir(short.config.run_folder)
         with RunLock(run.lock_file):
             at = time.monotonic()
-            train_run(run, short, replace(observer, listeners=[events.append]))
+            train_run(run, short, replace(observer, listeners=[events.append]), RunEnding())
             spent = time.monotonic() - at
         steps = [event.seconds for event in events if isinstance(event, StepDone)]
         evaluated = [e.seconds for e in events if isinstance(e, Evaluated) and e.split == "validation"] or [0.0]
@@ -219,10 +219,3 @@ class StartClock:
     def rest_seconds(self) -> float:
         """Of the steps that were not taken."""
         return (self.total - self.read[-1][0]) * self.step_seconds if self.read else 0.0
-
-    def facts(self) -> dict[str, Any]:
-        """Its steps and their seconds, as `Outcome` of `--recipe best` has them."""
-        if not self.read:
-            return {}
-        done = self.read[-1][0]
-        return {"start_steps": done, "start_seconds": done * self.step_seconds}

@@ -31,11 +31,6 @@ from tunesmith.runs.folder import read_launch
 
 Precision = Literal["no", "bf16", "fp16"]
 
-RELEASE_SECONDS = 0.2
-"""Seconds before a rank on a CPU ends. A thread of gloo may still be releasing the tensors of the last exchange, for which it
-takes Python's lock; an interpreter that is ending refuses it, and the process is aborted with its work done (seen in 3 to 5
-of 12 runs on a busy machine, with transformers.Trainer as well)."""
-
 log = logging.getLogger(__name__)
 
 
@@ -163,8 +158,8 @@ def make_runtime(
         )
     device, world = accelerator.device, accelerator.num_processes
     _require_precision(precision, device)
-    if world > 1 and device.type == "cpu":
-        atexit.register(time.sleep, RELEASE_SECONDS)
+    if world > 1:
+        wait_for_gloo_at_exit()
     return Runtime(accelerator, device, precision, accelerator.process_index, world)
 
 
@@ -181,6 +176,27 @@ def _require_precision(precision: Precision, device: torch.device) -> None:
 def has_bf16(*, use_cpu: bool = False) -> bool:
     """Whether the device that a run here uses by itself is a GPU made for bf16."""
     return not use_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+@functools.cache
+def wait_for_gloo_at_exit() -> None:
+    """Let the threads of gloo finish before the interpreter ends.
+
+    They release the tensors of the last exchange after its result is there, and need Python's lock for it. An interpreter
+    that is ending refuses the lock, and the process is aborted with its work done (seen in 3 to 5 of 12 runs on a busy
+    machine, with transformers.Trainer as well).
+    """
+    atexit.register(_wait_for_gloo)
+
+
+def _wait_for_gloo() -> None:
+    """Sleep, so that others get Python's lock, until no thread of gloo ran in four looks in a row."""
+    quiet, until = 0, time.monotonic() + 30
+    while quiet < 4 and time.monotonic() < until:
+        time.sleep(0.05)
+        threads = [file.read_text() for file in Path("/proc/self/task").glob("*/stat")]
+        busy = any("gloo" in text and text.rpartition(")")[2].split()[0] == "R" for text in threads)
+        quiet = 0 if busy else quiet + 1
 
 
 def leave_ranks() -> None:

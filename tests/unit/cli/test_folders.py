@@ -17,7 +17,7 @@ from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.events import Note, StepDone
 from tunesmith.inference.tables import read_predictions
-from tunesmith.pipeline.identity import free_folder
+from tunesmith.pipeline.train import free_folder
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
 

@@ -21,7 +21,8 @@ from tunesmith.data.rows import read_prediction_columns
 from tunesmith.errors import CheckpointError, DataError, ResourceError
 from tunesmith.events import Event, Note, StepDone
 from tunesmith.inference.tables import read_predictions
-from tunesmith.pipeline.train import RunObserver, RunResult, finetune
+from tunesmith.pipeline.results import RunResult
+from tunesmith.pipeline.train import RunObserver, finetune
 from tunesmith.report.predictions import make_predictions
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
