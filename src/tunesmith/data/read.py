@@ -643,7 +643,7 @@ def _without_empty_end(source: Source, notes: list[str]) -> Source:
         count -= filled[::-1].index(True) if True in filled else len(filled)
     if not 0 < count < whole:
         return source
-    notes.append(f"The last {whole - count:,} {source.name} rows are empty and left out.")
+    notes.append(f"The last {whole - count:,} {source.name} rows are empty and skipped.")
     return source.select(range(count))
 
 
