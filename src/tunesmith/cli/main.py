@@ -70,7 +70,10 @@ def entry() -> None:
     """The console script."""
     prepare_streams()
     os.environ["MPLBACKEND"] = "agg"  # a command opens no window, and matplotlib fails if the variable is invalid
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM):  # the work is done: a signal must not change its exit code
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str]) -> int:

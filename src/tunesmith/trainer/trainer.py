@@ -63,6 +63,7 @@ from tunesmith.training.checkpoint import (
     differences,
     from_plain,
     holds_names,
+    is_weights,
     load_weights,
     missing_file,
     newest_intact,
@@ -71,9 +72,7 @@ from tunesmith.training.checkpoint import (
     rotate,
     to_plain,
     unpack_optimizer,
-    verify_checkpoint,
     weight_files,
-    weight_names,
     write_files,
 )
 from tunesmith.training.state import generator_states, restore_generators
@@ -317,7 +316,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 problem = "it was not written by tunesmith's Trainer" if folder.is_dir() else "there is no such folder"
                 fix = "Load its weights with from_pretrained and start a new run." if folder.is_dir() else None
                 raise CheckpointError(f"Can't find a valid checkpoint at {folder}: {problem}", fix=fix)
-            verify_checkpoint(folder)
+            verify(folder)
             return str(folder)
         first = first_event(run.journal_file) if run.journal_file.is_file() else None
         newest, self._skipped = newest_intact(run, first.run_id if isinstance(first, RunStarted) else None)
@@ -841,9 +840,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             super()._load_best_model()
             return
         try:
-            verify_checkpoint(folder)
+            verify(folder)
         except CheckpointError as error:
-            verify(folder, names=weight_names(folder))
+            verify(folder, names=set(filter(is_weights, read_manifest(folder)["files"])))
             log.warning("The weights of the best checkpoint are valid and used, but: %s", error.line())
         load_weights(self.model, folder)
 
