@@ -219,10 +219,3 @@ class StartClock:
     def rest_seconds(self) -> float:
         """Of the steps that were not taken."""
         return (self.total - self.read[-1][0]) * self.step_seconds if self.read else 0.0
-
-    def facts(self) -> dict[str, Any]:
-        """Its steps and their seconds, as `Outcome` of `--recipe best` has them."""
-        if not self.read:
-            return {}
-        done = self.read[-1][0]
-        return {"start_steps": done, "start_seconds": done * self.step_seconds}
