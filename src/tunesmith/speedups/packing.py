@@ -575,11 +575,11 @@ def attend_packed(
     With `window` a token sees those at most so far from it.
     """
     half = q.dtype in (torch.bfloat16, torch.float16)
+    window = binding(window, layout)
     if q.device.type == "cpu":
-        method = attend_on_cpu
-    else:
-        method = _attend_by_flash if half and q.is_cuda and q.shape[-1] % 8 == 0 else attend_by_padding
-    return method(q, k, v, layout, scale, dropout, first_only, binding(window, layout))
+        return attend_on_cpu(q, k, v, layout, scale, dropout, first_only, window)
+    method = _attend_by_flash if half and q.is_cuda and q.shape[-1] % 8 == 0 else attend_by_padding
+    return method(q, k, v, layout, scale, dropout, first_only, window)
 
 
 def binding(window: int | None, layout: Layout) -> int | None:
