@@ -22,6 +22,7 @@ from tunesmith.data.batches import Collate, TokenRows
 from tunesmith.errors import DataError
 from tunesmith.events import Event, RowsEvaluated
 from tunesmith.files import hash_file, replacing, write_file
+from tunesmith.findings import describe_findings
 from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.labels import Task, choose_labels
@@ -130,7 +131,7 @@ def finish_run(
         card = write_card(prepared, scores, steps=state.step, best_step=best_step)
         write_model(run, prepared, weights, card, held_out_examples(prepared, predictions))
         writer.end("early_stopping" if state.step < writer.plan.num_steps else "completed")
-        diagnosis = draw_and_explain(run) if observer.pages else []
+        diagnosis = draw_and_explain(run, writer.stop.run_is_complete) if observer.pages else []
         writer.stop.run_is_complete()
         if not observer.pages or (config.save_strategy is None and config.save_total_limit == 1):
             for folder in (*run.checkpoints(), run.best):
@@ -346,16 +347,13 @@ def write_model(
     write_file(run.card_file, card.encode())
 
 
-def draw_and_explain(run: RunDir) -> list[str]:
-    """Write the curves and the report; return the diagnosis as lines."""
+def draw_and_explain(run: RunDir, before_report: Callable[[], None]) -> list[str]:
+    """Write the curves and the report, which makes the run a finished one; return the diagnosis as lines."""
     report = build_report(run)
     write_curves(curve_pictures(report.curves), png=run.curves_png, svg=run.curves_svg)
+    before_report()
     write_report(report, run.report_file)
-    lines = []
-    for finding in report.findings:
-        lines.append(f"{finding.code}{finding.doubt}: {finding.evidence}")
-        lines += [f"  - {advice}" for advice in finding.advice]
-    return lines
+    return describe_findings(report.findings)
 
 
 SHOWN_OPTION_NAMES = """

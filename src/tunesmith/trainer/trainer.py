@@ -2,8 +2,8 @@
 event log and checkpoints that can be trusted.
 
 What is overridden, in the order of this file:
-- fast steps: `training_step`, `compute_loss` and `prediction_step` run inside `PackedCalls.active()`; on a GPU,
-  `_run_epoch` runs the steps of unmodified scripts as CUDA graphs (captured_steps.py);
+- fast steps: `training_step`, `compute_loss` and `prediction_step` run inside `PackedCalls.active()`, on a GPU the training
+  calls inside `ModelGraphs.active()`; `_run_epoch` runs the steps of unmodified scripts as CUDA graphs (captured_steps.py);
 - order: `_get_train_sampler` and `_get_eval_sampler` are functions of (seed, epoch) and of the input order;
 - NaN: `training_step` and `_get_grad_norm` stop the run before the update;
 - checkpoints: `_save_checkpoint` and `_load_*` write and read verified folders without pickle, and resume exactly.
@@ -53,6 +53,7 @@ from tunesmith.runs.event_log import first_event, require_journal
 from tunesmith.runs.folder import RunDir, checkpoint_step
 from tunesmith.runs.lock import RunLock
 from tunesmith.runs.manifest import MANIFEST, publish_folder, read_manifest, require_own_target, sweep, verify
+from tunesmith.speedups.model_graphs import GRAPHS, ModelGraphs
 from tunesmith.speedups.packed_calls import PACKING, PackedCalls
 from tunesmith.trainer.identity import BATCH, is_arrow_dataset, model_mark, trainer_identity
 from tunesmith.trainer.run_log import RunLog
@@ -62,6 +63,7 @@ from tunesmith.training.checkpoint import (
     differences,
     from_plain,
     holds_names,
+    is_weights,
     load_weights,
     missing_file,
     newest_intact,
@@ -70,9 +72,7 @@ from tunesmith.training.checkpoint import (
     rotate,
     to_plain,
     unpack_optimizer,
-    verify_checkpoint,
     weight_files,
-    weight_names,
     write_files,
 )
 from tunesmith.training.state import generator_states, restore_generators
@@ -193,7 +193,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     """Set it to True to resume although data, model, tokenizer or arguments changed."""
 
     _packed: PackedCalls | None = None
-    _reported: tuple[str, ...] | None = None
+    _graphs: ModelGraphs | None = None
+    _stand_in_for_capture: Any = None
+    """For tests: what captures the encoder without a GPU."""
+    _reported: Any = None
     _run_log: RunLog | None = None
     _run_id: str = ""
     _identity: Identity | None = None
@@ -201,6 +204,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     _force_captured_steps: bool = False
     """For tests: run whole steps without a GPU."""
     _captured: CapturedSteps | None = None
+    _why_not_whole: str = ""
     _step_loss: float | None = None
     _loss_before: float = 0.0
     _step_tokens: tuple[int, int] = (0, 0)
@@ -312,7 +316,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 problem = "it was not written by tunesmith's Trainer" if folder.is_dir() else "there is no such folder"
                 fix = "Load its weights with from_pretrained and start a new run." if folder.is_dir() else None
                 raise CheckpointError(f"Can't find a valid checkpoint at {folder}: {problem}", fix=fix)
-            verify_checkpoint(folder)
+            verify(folder)
             return str(folder)
         first = first_event(run.journal_file) if run.journal_file.is_file() else None
         newest, self._skipped = newest_intact(run, first.run_id if isinstance(first, RunStarted) else None)
@@ -351,14 +355,16 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         exact = resume_from_checkpoint is not None and not self._is_sharded
         if self.args.save_strategy != "no" and self._identity is None:
             self._identity = self._make_identity()
-        self._packed, self._reported = self._choose_speedups(), None
         self._close_captured()
         self._captured = None
+        self._choose_speedups()
         on_gpu = self.args.device.type == "cuda" or self._force_captured_steps
         if on_gpu and self._why_no_speedups() is None:
             from tunesmith.trainer.captured_steps import CapturedSteps
 
-            self._captured = CapturedSteps.make(self, Trainer, self._training_rows())
+            made = CapturedSteps.make(self, Trainer, self._training_rows())
+            self._captured = made if isinstance(made, CapturedSteps) else None
+            self._why_not_whole = made if isinstance(made, str) else ""
         notes = self._notes
         if self.use_speed_ups:
             notes = (*notes, self._describe_speedups())
@@ -386,6 +392,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _close_captured(self) -> None:
         if self._captured is not None:
             self._captured.close()
+        if self._graphs is not None:
+            self._graphs.free()
 
     def _restore_position(self, folder: Path, computed: tuple[int, int]) -> tuple[int, int]:
         """Return (epoch, batches to skip) of a checkpoint; an epoch that was complete but not ended is ended first."""
@@ -474,14 +482,24 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     # ---- Fast steps ----
 
-    def _choose_speedups(self) -> PackedCalls | None:
-        """Return packed calls for the model; None if the arguments rule them out."""
+    def _choose_speedups(self) -> None:
+        """Choose packed calls, and on a GPU CUDA graphs for the training calls, unless the arguments rule them out."""
+        self._packed = self._graphs = None
         if self._why_no_speedups() is not None:
-            return None
+            return
         half = self.accelerator.mixed_precision in ("bf16", "fp16") and self.accelerator.native_amp
         own_loss = type(self).compute_loss is not Trainer.compute_loss or "compute_loss" in vars(self)
         only_loss = not own_loss and self.compute_loss_func is None and self.label_smoother is None
-        return PackedCalls(self.model, half=half, only_loss=only_loss)
+        self._packed = PackedCalls(self.model, half=half, only_loss=only_loss)
+        if self.args.device.type == "cuda" or self._stand_in_for_capture is not None:
+            self._graphs = ModelGraphs(self.model, half=half, capture=self._stand_in_for_capture)
+            if self.args.world_size > 1:
+                self._graphs.close("several processes train")
+        self._reported = self._in_use()
+
+    def _in_use(self) -> Any:
+        """Return what a line about speedups was written for: it is written again when this changes."""
+        return self._packed and self._packed.on, self._graphs and self._graphs.off
 
     def _why_no_speedups(self) -> str | None:
         args = self.args
@@ -502,36 +520,39 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             )
         on = () if packed is None else packed.on
         off = {PACKING: self._why_no_speedups()} if packed is None else packed.off
+        if self._graphs is not None and self._graphs.off is None:
+            on = (GRAPHS,)
+            off = {"CUDA graph of the whole step": self._why_not_whole} if self._why_not_whole else {}
+        elif self._graphs is not None:
+            off = {GRAPHS: self._graphs.off, **off}
         reasons = [f"{name[0].upper()}{name[1:]} is off because {reason}." for name, reason in off.items()]
         return " ".join([f"Speedups: {', '.join(on) or 'none'}.", *reasons])
 
     @contextlib.contextmanager
-    def _fast(self) -> Iterator[None]:
-        """Pack the calls of the model inside this block."""
+    def _fast(self, *, training: bool) -> Iterator[None]:
+        """Pack the calls of the model inside this block, or replay them as CUDA graphs."""
         if self._packed is None or self._packed.model is not self.model:
-            self._packed, self._reported = self._choose_speedups(), None
-        packed = self._packed
-        if packed is None:
+            self._choose_speedups()
+        if self._packed is None:
             yield
             return
-        self._reported = packed.on if self._reported is None else self._reported
-        with packed.active():
+        replays = training and self._graphs is not None and self._graphs.off is None
+        with self._graphs.active() if self._graphs is not None and replays else self._packed.active():
             yield
-        if packed.on != self._reported:
-            self._reported = packed.on
-            line = self._describe_speedups()
+        if self._in_use() != self._reported:
+            self._reported, line = self._in_use(), self._describe_speedups()
             log.warning(line)
             if self._run_log is not None:
                 self._run_log.write(Note(self.state.global_step, line))
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Compute transformers' loss on a packed batch."""
-        with self._fast():
+        with self._fast(training=self.model.training):
             return super().compute_loss(model, inputs, *args, **options)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Run transformers' training step on a packed batch; a NaN or infinite loss raises a NumericsError."""
-        with self._fast():
+        with self._fast(training=True):
             loss = super().training_step(model, inputs, *args, **options)
         value, ids = float(loss), inputs.get("input_ids") if isinstance(inputs, Mapping) else None
         if isinstance(ids, torch.Tensor) and ids.device.type == "cpu":
@@ -546,7 +567,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Run transformers' prediction step on a packed batch."""
-        with self._fast():
+        with self._fast(training=False):
             return super().prediction_step(model, inputs, *args, **options)
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
@@ -819,9 +840,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             super()._load_best_model()
             return
         try:
-            verify_checkpoint(folder)
+            verify(folder)
         except CheckpointError as error:
-            verify(folder, names=weight_names(folder))
+            verify(folder, names=set(filter(is_weights, read_manifest(folder)["files"])))
             log.warning("The weights of the best checkpoint are valid and used, but: %s", error.line())
         load_weights(self.model, folder)
 
