@@ -54,8 +54,7 @@ def diagnosis_lines(findings: list[Finding]) -> list[str]:
     lines = []
     for number, finding in enumerate(findings):
         title = finding.code.replace("_", " ")
-        sure = "" if finding.confidence is None else f" (confidence {finding.confidence:.0%})"
-        lines.append(f"{'Also' if number else 'Diagnosis'}: {title}{finding.doubt or sure}")
+        lines.append(f"{'Also' if number else 'Diagnosis'}: {title}{finding.doubt}")
         lines.append(f"  {finding.evidence}")
         lines += [f"  -> {action}" for action in finding.advice]
     likely = findings[0].numbers.get("likelihoods", {})
