@@ -23,8 +23,6 @@ MOST_TIMES = 10
 """A run is not advised to train longer than this many times."""
 SURE_AND_WRONG = 0.74
 """Accuracy on the quarter of validation examples with the highest confidence. With 40% wrong labels it was 0.44 to 0.64."""
-MEMORIZED = 0.05
-"""Train loss, as a share of the constant baseline's loss, of training examples that are memorized."""
 TRAIN_ABOVE = 2.5
 """Standard errors by which training examples have a higher loss than validation examples. In good runs it is lower."""
 
@@ -225,7 +223,7 @@ def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
         )
     else:
         evidence = f"train loss is {train[-1]:.2f}, validation loss {loss[-1]:.2f} ({_baseline(reading)})"
-        if f.train < MEMORIZED:
+        if f.train < 0.2 * f.last:
             evidence = f"the training examples are memorized: {evidence}"
     if reading.kept is not None:
         evidence += f"; the run keeps the weights of step {reading.step[reading.kept]}"

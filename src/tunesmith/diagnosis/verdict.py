@@ -17,7 +17,7 @@ import numpy as np
 
 from tunesmith.diagnosis.advice import (
     EXPLAIN,
-    MEMORIZED,
+    LITTLE_WORK,
     against_constant,
     diverged_advice,
     make_finding,
@@ -51,6 +51,8 @@ LATE_FALL = 0.3
 """Share of the gain that came in the second half of an unfinished run: the next steps bring more."""
 SOLVED = 0.1
 """Loss, as a share of the constant baseline's loss, of examples that are solved."""
+BARELY = 0.85
+"""Loss, as a share of the constant baseline's loss, of a model that has only begun to learn."""
 CLOSE, SURE = 0.15, 0.6
 """Probabilities from which a verdict is reported in addition to the first, and even with few validation examples."""
 CERTAINTY = 0.95
@@ -112,10 +114,20 @@ def certain_verdict(first: str, f: Features, noise: LabelNoise | None = None) ->
         return "label_noise"
     if f.last < SOLVED and f.above > ABOVE_CONSTANT:
         return "healthy"
+    if first == "diverged" and f.gain_z > ABOVE_CONSTANT < f.above and f.rise < LEAST_CHANGE:
+        return "erratic"  # it has learned, and was still learning at the end
     if first not in ("healthy", "underfitting", "calibration_drift"):
         return None
-    # The validation loss of a regression need not rise.
-    memorized = math.isnan(f.majority) and f.train < min(MEMORIZED, 0.2 * f.last)
+    if (
+        first == "healthy"
+        and f.last > BARELY
+        and f.late_z > 2.5
+        and f.rise < LEAST_CHANGE
+        and f.work < 1.5 * LITTLE_WORK
+    ):
+        return "stopped_too_early"
+    # The validation loss of a regression need not rise: it stays flat.
+    memorized = math.isnan(f.majority) and f.train < min(SOLVED, 0.2 * f.last) and not f.late_z > ABOVE_CONSTANT
     if memorized or (_rises(f) and f.rise > LARGE_RISE):
         return "overfitting"
     if _rises(f) and not f.keeps:
