@@ -35,6 +35,7 @@ lint: setup
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	$(BIN)/python docs/check_prose.py
+	$(BIN)/python docs/make_reference.py --check
 
 # Build the documentation site in build/site; warnings are errors.
 docs: setup

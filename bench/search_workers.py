@@ -73,10 +73,7 @@ def search(home: Path, folder: Path, args: argparse.Namespace, faults: list[str 
         "--vary",
         "learning_rate=1e-5..1e-2",
         "per_device_train_batch_size=4,8,16",
-        "--sampler",
-        "random",
-        "--pruner",
-        "none",
+        "--no_prune",
     ]
     words += ["--output_dir", str(folder), "--disable_tqdm"]
     running = []

@@ -32,7 +32,7 @@ PATTERNS = {
     r"\bin one order\b": "deterministic",
     r"\bthe house\b": "the codebase",
     r"\b(labelled|normalis\w*|initialis\w*|colou?red by|colours?|behaviour|honour\w*|favour\w*|maths|neighbours?)\b": "US spelling",
-    r"\bfrom \d+ on\b": "or more",
+    r"\bfrom [\d,]+ (\w+ )?on\b": "or more",
     r"\b(stands|stand|lies) in\b": "is in, is stored in",
     r"\bspeed-ups?\b": "speedup",
     r"\b(learnt|mended|thereof|hitherto|gives away|give away)\b": "learned, fixed, ...",

@@ -1,8 +1,4 @@
-"""Blank pictures for runs whose pictures no test looks at: drawing them is three quarters of the work of a tiny run.
-
-The panels of a report are not drawn; other figures are made all the same, without matplotlib's own work of turning one
-into the bytes of a file. `make faults` draws all of them.
-"""
+"""Replace plots by blank pictures in tests that don't look at them: drawing is three quarters of the work of a tiny run."""
 
 from __future__ import annotations
 
@@ -16,9 +12,8 @@ BLANK = {
     ),
 }
 DRAWN = (
-    *("unit/report/", "unit/report/", "unit/pipeline/test_tasks.py", "course/", "browser/", "gpu/"),
+    *("unit/report/", "unit/pipeline/test_tasks.py", "course/", "browser/", "gpu/"),
     *("docs/test_made_pages.py", "docs/test_wheel.py"),
-    "contracts/",  # which draw nothing and need no matplotlib
 )
 """Tests that look at pictures, and one run of each task."""
 _savefig: Any = None
@@ -26,7 +21,7 @@ _make_chart: Any = None
 
 
 def blank_pictures(blank: bool = True) -> None:
-    """From now on figures are saved as a blank picture and panels of reports are blank, or they are what they are."""
+    """Save every figure as a blank picture from now on, or draw again with `blank=False`."""
     global _savefig, _make_chart
     if _savefig is None and not blank:
         return
@@ -48,5 +43,5 @@ def _make_blank(key: str, title: str, alt: str, *others: Any) -> Any:
 def _save_blank(figure: Any, out: Any, **options: Any) -> None:
     if hasattr(out, "write"):
         out.write(BLANK[options["format"]])
-    else:  # a picture that a script saves itself
+    else:  # a script that saves a figure to a file
         _savefig(figure, out, **options)

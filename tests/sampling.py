@@ -1,4 +1,4 @@
-"""Which cases of a matrix `make test` runs; the others are marked long and run by `make long`."""
+"""Choose the cases of a test matrix that `make test` runs; `make long` runs all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 
 def crossed(*axes: Iterable[Any]) -> list[Any]:
-    """All combinations. The default run has as many as the longest axis has values: each value of each axis stands in one.
+    """Return all combinations; those that aren't needed to cover each value once are marked `long`.
 
-    A tuple stands for several arguments.
+    A tuple is several arguments.
     """
     lists = [[value if isinstance(value, tuple) else (value,) for value in axis] for axis in axes]
     shown = {tuple(i % len(axis) for axis in lists) for i in range(max(map(len, lists)))}

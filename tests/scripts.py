@@ -12,7 +12,7 @@ from unittest import mock
 
 
 def run_script(file: Path, *words: str) -> str:
-    """Return what the script printed to stdout. Its exceptions are those of the test."""
+    """Return what the script printed to stdout; its exceptions are raised."""
     out = io.StringIO()
     with (
         warnings.catch_warnings(),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -31,9 +31,11 @@ from tunesmith.files import read_json, write_new
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import predicted_names
 from tunesmith.labels import choose_labels
-from tunesmith.pipeline.identity import free_folder
-from tunesmith.pipeline.train import RunObserver, RunResult, finetune
+from tunesmith.pipeline.train import RunObserver, finetune, free_folder
 from tunesmith.runs.manifest import MANIFEST, publish_folder
+
+if TYPE_CHECKING:
+    from tunesmith.pipeline.results import RunResult
 
 
 def finetune_data(
@@ -280,7 +282,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def _fit(self, X: Any, column: list[Any], unsupported: dict[str, Any], **options: Any) -> Self:
-        for name in unsupported:
+        for name in [name for name, value in unsupported.items() if value is not None]:
             fix = "To weight classes, pass options={'class_weights': 'balanced'}." if name == "sample_weight" else ""
             raise TypeError(f"{type(self).__name__}.fit doesn't support {name}. {fix}".rstrip())
         columns = text_columns_of(X)
@@ -403,8 +405,6 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     """Fine-tunes an encoder on texts and classes. X: texts or pairs; y: names, ids, lists of labels, or 0/1 columns.
 
     Parameters that are None have the defaults of `tunesmith train`; `options` takes any other option of it by name.
-
-    >>> TextClassifier(num_train_epochs=2).fit(texts, labels).predict(["new text"])  # doctest: +SKIP
     """
 
     def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:

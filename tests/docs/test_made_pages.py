@@ -1,4 +1,4 @@
-"""Every public name has an example in the reference, and the notebook runs top to bottom."""
+"""The Python reference covers every public name, and the notebook runs from top to bottom."""
 
 from __future__ import annotations
 
@@ -11,17 +11,26 @@ from pathlib import Path
 import pytest
 
 from docs.notebook import NOTEBOOK
-from docs.python_names import GROUPS
+from docs.pages import ROOT, read_blocks
+
+REFERENCE = ROOT / "docs" / "reference" / "python.md"
 
 
-def test_every_public_name_has_an_example_that_uses_it() -> None:
+def test_python_reference_covers_every_public_name() -> None:
     import tunesmith
 
-    listed = [name for _, names, _ in GROUPS for name in names.split()]
-    assert sorted(listed) == sorted(set(tunesmith.__all__) - {"__version__"})
-    for _, names, example in GROUPS:
-        code = "\n".join(line for line in example.splitlines() if "import" not in line)
-        assert [name for name in names.split() if not re.search(rf"\b{name}\b", code)] == []
+    page = REFERENCE.read_text(encoding="utf-8")
+    names = set(tunesmith.__all__) - {"__version__"}
+    assert [name for name in names if f"::: tunesmith.{name}\n" not in f"{page}\n" and f"`{name}`" not in page] == []
+    assert set(re.findall(r"^::: tunesmith\.(\w+)$", page, re.M)) <= names
+    code = "\n".join(
+        line
+        for block in read_blocks(REFERENCE)
+        if block.kind == "python"
+        for line in block.text.splitlines()
+        if "import" not in line
+    )
+    assert [name for name in names if not re.search(rf"\b{name}\b", code)] == [], "without an example"
 
 
 def test_the_notebook_ships_with_small_outputs_and_no_error() -> None:

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(
         parser,
         "--labels",
-        "How to find label errors. words: TF-IDF. probe: also the frozen model. deep: also k-fold fine-tuning. Default: probe.",
-        choices=("words", "probe", "deep", "off"),
+        "How to find label errors. words: TF-IDF. probe: also the frozen model. Default: probe.",
+        choices=("words", "probe", "off"),
         default="probe",
     )
     add_flag(parser, "--review_file FILE", "Write suspected label errors to this csv file, for `train --labels_file`.")
@@ -69,12 +69,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         found = {
             "rows": result.rows,
+            "notes": list(result.notes),
             "findings": [f.to_json() for f in result.findings],
             "review_file": result.review_file,
         }
         print(json.dumps(found, indent=1, ensure_ascii=False, default=str))
     else:
-        print("\n".join(describe_findings(result.findings)))
+        print("\n".join([*result.notes, "", *describe_findings(result.findings)]))
         print(f"\n{_plural(len(warnings), 'warning')}, {len(result.findings) - len(warnings)} for information")
         if result.review_file:
             print(

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def make_config(output_dir: str | None = None, *, max_steps: int = -1, plain: bool = False) -> RunConfig:
     """Return the config of the demo. A finished demo is kept; an unfinished one is resumed."""
     from tunesmith.config.load import load_config
-    from tunesmith.pipeline.identity import free_folder
+    from tunesmith.pipeline.train import free_folder
     from tunesmith.sample import SPLITS, sample_file
 
     files = {f"{split}_file": str(sample_file(split)) for split in SPLITS}

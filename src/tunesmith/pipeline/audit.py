@@ -1,17 +1,14 @@
 """`tunesmith audit`: rows, tokens and labels of a config's data; suspicious labels as a review file.
 
-Labels are judged by words, by the vectors of the frozen encoder, or by k-fold fine-tuning: each row by a model that was trained
-on the other folds.
+Labels are judged by words, or by words and the vectors of the frozen encoder: each row by a model that was fitted without it.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,32 +17,33 @@ import numpy as np
 from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import sample_rows, sort_findings
 from tunesmith.data.read import DataBundle
-from tunesmith.data.rows import Ints, Part, read_prediction_columns
+from tunesmith.data.rows import Ints, Part
 from tunesmith.files import write_new
 from tunesmith.findings import Finding, Severity
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.label_noise import LabelNoise, estimate_label_noise
 from tunesmith.models.files import position_limit, read_config_file
 from tunesmith.pipeline.inputs import RunData, audit_texts, load_run_tokenizer, read_run_data
-from tunesmith.pipeline.train import RunObserver, finetune
+from tunesmith.pipeline.train import RunObserver
 
-LabelJudge = Literal["words", "probe", "deep", "off"]
-MOST_JUDGED = {"words": 20_000, "probe": 10_000, "deep": 20_000}
+LabelJudge = Literal["words", "probe", "off"]
+MOST_JUDGED = {"words": 20_000, "probe": 10_000}
 """Rows whose labels are judged; of more an even sample."""
 FEWEST_JUDGED = 50
 MOST_TOKENS, BATCH_ROWS = 128, 32
 """Of a text that the frozen encoder reads."""
-FOLDS = 4
-WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-"""Powers of a judge's probabilities that are tried when two judges are merged."""
-METHODS = {"words": "TF-IDF", "probe": "frozen features and TF-IDF", "deep": "k-fold fine-tuning"}
+METHODS = {"words": "TF-IDF", "probe": "frozen features and TF-IDF"}
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found, most serious first; `review_file` is None if none was requested or no label is suspicious."""
+    """What an audit found, most serious first; `review_file` is None if none was requested or no label is suspicious.
+
+    `notes` say how the files were read.
+    """
 
     findings: list[Finding]
+    notes: tuple[str, ...]
     rows: dict[str, int]
     review_file: str | None
 
@@ -54,32 +52,30 @@ def audit_files(
     config: RunConfig, *, labels: LabelJudge, review_file: str | None, observer: RunObserver
 ) -> AuditResult:
     """Reads and audits; judges the labels of train as `labels` says. Writes nothing but `review_file`."""
-    data = read_run_data(config, {}, observer.progress, need_weights=labels in ("probe", "deep"))
+    data = read_run_data(config, {}, observer.progress, need_weights=labels == "probe")
     bundle = data.bundle
     tokenizer = load_run_tokenizer(config, data.folder)
     limit = position_limit(read_config_file(data.folder))
     findings = [*bundle.findings, *audit_texts(bundle, tokenizer, asked=config.max_seq_length, limit=limit)]
     wrote = None
     if labels != "off":
-        suspicious, wrote = _judge(config, data, tokenizer, labels, review_file, observer)
+        suspicious, wrote = _judge(data, tokenizer, labels, review_file, observer)
         findings += suspicious
-    return AuditResult(sort_findings(findings), {s: len(p) for s, p in bundle.parts.items()}, wrote)
+    return AuditResult(sort_findings(findings), bundle.notes, {s: len(p) for s, p in bundle.parts.items()}, wrote)
 
 
 def _judge(
-    config: RunConfig, data: RunData, tokenizer: Any, method: LabelJudge, review_file: str | None, observer: RunObserver
+    data: RunData, tokenizer: Any, method: LabelJudge, review_file: str | None, observer: RunObserver
 ) -> tuple[list[Finding], str | None]:
     bundle = data.bundle
     rows, texts, ids = _labelled_rows(bundle, MOST_JUDGED[method])
     if bundle.labels.task is Task.MULTILABEL or len(rows) < FEWEST_JUDGED or len(np.unique(ids)) < 2:
         return [], None
     features = word_space([" ".join(row) for row in texts])
-    if method in ("probe", "deep"):
+    if method == "probe":
         frozen = embed_rows(data.folder, tokenizer, bundle.labels, texts, observer)
         features = join_features(frozen, features)
     judged = judge_labels(features, ids, bundle.labels)
-    if method == "deep":
-        judged = merge_judges(judged, judge_by_folds(config, bundle, texts, ids, observer), ids, bundle.labels)
     noise = None
     if bundle.labels.task is not Task.REGRESSION:
         every = np.eye(len(bundle.labels))[ids]
@@ -90,7 +86,9 @@ def _judge(
     numbers = rows if part.rows is None else part.rows[rows]
     if where is not None:
         names = list(bundle.columns.text)
-        write_new(Path(where), format_review(suspects, numbers, texts, ids, bundle.labels, names))
+        write_new(
+            Path(where), format_review(suspects, part.source.line_numbers(numbers), texts, ids, bundle.labels, names)
+        )
     method_name = METHODS[method]
     found = describe_suspects(suspects, part, numbers, ids, bundle.labels, method=method_name, review=where)
     return [_with_noise(one, noise) for one in found], where
@@ -155,83 +153,6 @@ def embed_rows(
     assert vectors is not None
     sides = [vectors[[known[row[side]] for row in texts]] for side in range(len(texts[0]))]
     return sides[0] if len(sides) == 1 else np.concatenate([np.abs(sides[0] - sides[1]), sides[0] * sides[1]], axis=1)
-
-
-def judge_by_folds(
-    config: RunConfig, bundle: DataBundle, texts: Sequence[Sequence[str]], ids: Ints, observer: RunObserver
-) -> Ints:
-    """Probabilities (rows, labels), or the predicted numbers, of the weights after the last step of each fold."""
-    labels = bundle.labels
-    regression = labels.task is Task.REGRESSION
-    names = [f"text{at}" for at in range(len(texts[0]))]
-    rows = [
-        {**dict(zip(names, row, strict=True)), "label": float(i) if regression else labels.names[int(i)]}
-        for row, i in zip(texts, ids, strict=True)
-    ]
-    fold = np.random.default_rng(config.seed).permutation(len(rows)) % FOLDS
-    judged = np.zeros((len(rows), len(labels)))
-    for number in range(FOLDS):
-        observer.log(f"Labels: fold {number + 1} of {FOLDS} is judged by a model trained on the others.")
-        with tempfile.TemporaryDirectory(prefix="tunesmith-folds-") as folder:
-            here = np.flatnonzero(fold == number)
-            own = _fold_config(config, labels, names, folder)
-            data: dict[str, Any] = {
-                "train_data": [rows[i] for i in np.flatnonzero(fold != number)],
-                "validation_data": [rows[i] for i in here],
-            }
-            result = finetune(own, observer=RunObserver(progress=observer.progress, pages=False), **data)
-            columns = read_prediction_columns(result.run.predictions_file)
-            wanted = ["prediction"] if regression else [f"prob_{name}" for name in labels.names]
-            judged[here] = np.stack([np.asarray(columns[name], dtype=np.float64) for name in wanted], axis=1)
-    return judged
-
-
-def _fold_config(config: RunConfig, labels: LabelMap, names: Sequence[str], folder: str) -> RunConfig:
-    """The same run on rows in memory, in a temporary folder; the last weights are used, not the best."""
-    regression = labels.task is Task.REGRESSION
-    return replace(
-        config,
-        train_file=None,
-        validation_file=None,
-        test_file=None,
-        task_name=None,
-        dataset_name=None,
-        dataset_config_name=None,
-        labels_file=None,
-        strict_data=False,
-        text_column_names=tuple(names),
-        label_column_name="label",
-        label_names=None if regression else labels.names,
-        do_regression=regression,
-        output_dir=str(Path(folder) / "run"),
-        cache_dir=folder,
-        eval_strategy="no",
-        load_best_model_at_end=False,
-        save_strategy="no",
-        train_sample_size=0,
-    )
-
-
-def merge_judges(one: Ints, two: Ints, ids: Ints, labels: LabelMap) -> Ints:
-    """A weighted geometric mean of two judges' probabilities (a weighted mean of their numbers).
-
-    The weights are those under which the given labels are likeliest: neither judge has seen the label of the row it judges.
-    """
-    best, found = np.inf, one
-    if labels.task is Task.REGRESSION:
-        for share in np.linspace(0, 1, 9):
-            merged = share * one + (1 - share) * two
-            loss = float(np.abs(merged[:, 0] - ids).sum())
-            best, found = (loss, merged) if loss < best else (best, found)
-        return found
-    sides, rows = [np.log(np.maximum(judged, 1e-6)) for judged in (one, two)], np.arange(len(ids))
-    for first, second in product(WEIGHTS, repeat=2):
-        logits = first * sides[0] + second * sides[1]
-        merged = np.exp(logits - logits.max(axis=1, keepdims=True))
-        merged /= merged.sum(axis=1, keepdims=True)
-        loss = -float(np.log(np.maximum(merged[rows, ids], 1e-6)).sum())
-        best, found = (loss, merged) if loss < best else (best, found)
-    return found
 
 
 PENALTIES = tuple(10.0 ** (power / 2) for power in range(-8, 3))
@@ -380,19 +301,19 @@ def describe_suspects(
 
 def format_review(
     suspects: Sequence[Suspect],
-    rows: Ints,
+    lines: Ints,
     texts: Sequence[Sequence[str]],
     ids: Ints,
     labels: LabelMap,
     columns: Sequence[str],
 ) -> bytes:
-    """row (from 1), the texts, label, suggested_label, why; the most doubtful first."""
+    """The line in the file, the texts, label, suggested_label, why; the most doubtful first."""
     out = io.StringIO(newline="")
     table = csv.writer(out, lineterminator="\n")
-    table.writerow(["row", *columns, "label", "suggested_label", "why"])
+    table.writerow(["line", *columns, "label", "suggested_label", "why"])
     for one in suspects:
         given, other = _name(ids[one.row], labels), _name(one.suggested, labels)
-        table.writerow([int(rows[one.row]) + 1, *texts[one.row], given, other, _why(one, given, other, labels)])
+        table.writerow([int(lines[one.row]), *texts[one.row], given, other, _why(one, given, other, labels)])
     return out.getvalue().encode("utf-8", "backslashreplace")
 
 

@@ -24,9 +24,9 @@ from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.table import make_suite
-from tunesmith.pipeline.identity import is_finished, require_same_run
+from tunesmith.pipeline.prepare import require_same_run
 from tunesmith.pipeline.results import draw_and_explain
-from tunesmith.pipeline.train import Log, RunObserver, finetune
+from tunesmith.pipeline.train import Log, RunObserver, finetune, is_finished
 from tunesmith.report.predictions import PredictedRows, labeled_splits
 from tunesmith.runs.folder import RunDir, read_summary
 
@@ -62,7 +62,7 @@ def run_repeats(config: RunConfig, observer: RunObserver) -> Repeated:
             require_same_run(one, run)
             observer.log(f"{run.path} is finished and is kept.")
             if observer.pages and not run.report_file.is_file():
-                draw_and_explain(run)
+                draw_and_explain(run, lambda: None)
         else:
             finetune(one, observer=observer)
         runs.append((one.seed, run.path))

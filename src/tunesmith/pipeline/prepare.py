@@ -1,43 +1,52 @@
-"""From a config to everything a run needs: data, tokens, model, speedups, plan."""
+"""From a config to everything a run needs: data, tokens, model, recipe, speedups, identity, plan.
+
+A run is identified by its options and by the content of its data, model and tokenizer, whatever file or name they come from.
+Checkpoints and the finished model store that identity. docs/concepts/reliability.md lists its fields.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tunesmith.config.options import RunConfig
+from tunesmith.config.load import REMOVED_DEFAULTS
+from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.data.audit import require_clean, sort_findings
-from tunesmith.data.batches import Batches, Padding, TokenRows, padding_of
+from tunesmith.data.batches import Batches, Padding, Sampling, TokenRows, padding_of
 from tunesmith.data.read import DataBundle
-from tunesmith.data.tokenize import Tokenized
-from tunesmith.errors import ConfigError
+from tunesmith.data.tokenize import Tokenized, padded_fingerprint
+from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.files import known_hash
 from tunesmith.findings import Finding
-from tunesmith.inference.model_folder import ModelFacts
+from tunesmith.inference.model_folder import ModelFacts, read_facts
 from tunesmith.labels import LabelMap
 from tunesmith.metrics.evidence import BestConstant
 from tunesmith.metrics.table import Suite, make_suite
-from tunesmith.models.files import EMBEDDED, require_segments
+from tunesmith.models.files import EMBEDDED, read_config_file, read_json_object, require_segments
 from tunesmith.models.load import LoadedModel, load_model, read_model_config
-from tunesmith.pipeline.identity import make_identity, tokenizer_content
 from tunesmith.pipeline.inputs import (
     RunData,
     audit_tokenized,
     load_run_tokenizer,
     log_data,
     log_lengths,
+    read_run_data,
     tokenize_run,
 )
 from tunesmith.pipeline.probe import LoadedRun
 from tunesmith.pipeline.recipe import Settled, choose_recipe
 from tunesmith.pipeline.train import Log, RunObserver
+from tunesmith.runs.folder import RunDir, package_versions, verify_results
+from tunesmith.runs.manifest import read_manifest, verify
 from tunesmith.speedups.apply import Speedups, apply_speedups, why_not_half
-from tunesmith.training.checkpoint import Identity
-from tunesmith.training.distributed import Precision, Runtime, has_bf16, has_triton, make_runtime
+from tunesmith.training.checkpoint import TOKENIZER_FILE, Identity, content_hash_of, differences
+from tunesmith.training.distributed import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
 from tunesmith.training.loop import require_agreement
 from tunesmith.training.optimizer import freeze, make_optimizer
@@ -217,9 +226,7 @@ def _make_state(
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
     push = config.adversarial
-    state = TrainState(
-        model, optimizer, objective, runtime, may_split=True, push=push, speedups=speedups, only_writer=True
-    )
+    state = TrainState(model, optimizer, objective, runtime, push=push, speedups=speedups, only_writer=True)
     return speedups, state
 
 
@@ -326,10 +333,86 @@ def log_model(
         log("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
     for note in (*loaded.notes, *speedups.notes):
         log(f"{note[0].upper()}{note[1:]}.")
-    # where triton keeps compiled kernels for all runs of a user
-    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton"
-    kernels = Path(os.environ.get("TRITON_CACHE_DIR") or home / "cache")
-    if runtime.device.type == "cuda" and has_triton() and not any(kernels.glob("*")):
-        log(f"Kernels: compiled for this GPU now and kept in {kernels}: the first start takes longer, others do not.")
     if speedups.on:
         log(f"Speedups: {', '.join(speedups.on)}.")
+
+
+INERT_NAMES = """
+    output_dir run_name save_strategy save_steps save_total_limit resume_from_checkpoint
+    logging_steps disable_tqdm report_to preprocessing_num_workers
+    cache_dir allow_changed_data allow_download
+    train_file validation_file test_file test_split_name model_name_or_path tokenizer_name
+    model_revision use_cpu ddp_timeout time_budget
+    strict_data labels_file
+"""
+INERT = frozenset(INERT_NAMES.split())
+"""Options that may change when a run is resumed: they affect neither the order of the data nor the math."""
+IDLE_CONFIG = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
+"""Entries of a model's config.json that say where it comes from, not what it computes."""
+
+
+def make_identity(
+    config: RunConfig, data: RunData, tokenizer: Mapping[str, str], runtime: Runtime, sampling: Sampling
+) -> Identity:
+    """Return the identity of a run whose options are all decided. `tokenizer`: see `tokenizer_content`."""
+    options = {name: value for name, value in {**REMOVED_DEFAULTS, **to_dict(config)}.items() if name not in INERT}
+    options |= {**_content(data), **tokenizer}
+    options["eval_steps"] = config.evaluation_steps
+    options["bf16"] = runtime.precision == "bf16"
+    options["processes"] = runtime.world
+    options["train_sampling_strategy"] = sampling
+    return _identity(options, data.bundle, {**package_versions(), "device": runtime.device.type})
+
+
+def tokenizer_content(tokenizer: Any, max_length: int) -> dict[str, str]:
+    """Return what is compared of a tokenizer: how it tokenizes, and its file, of which transformers ignores some entries."""
+    stored = read_json_object(Path(tokenizer.name_or_path) / TOKENIZER_FILE)
+    kept = {name: value for name, value in stored.items() if name not in ("version", "truncation", "padding")}
+    return {
+        "the tokenizer": content_hash_of(padded_fingerprint(tokenizer, max_length)),
+        TOKENIZER_FILE: content_hash_of(json.dumps(kept, sort_keys=True)),
+    }
+
+
+def _content(data: RunData) -> dict[str, Any]:
+    """Data and model of a run by their content, under the names that a user is shown."""
+    bundle, folder = data.bundle, data.folder
+    found: dict[str, Any] = {
+        f"the {'training' if split == 'train' else split} data": content_hash_of(mark)
+        for split, mark in bundle.split_fingerprints.items()
+    }
+    found["columns"] = [*bundle.columns.text, bundle.columns.label]
+    stored = {k: v for k, v in read_config_file(folder).items() if k not in IDLE_CONFIG}
+    found["the config of the base model"] = content_hash_of(json.dumps(stored, sort_keys=True))
+    weights = sorted(folder.glob("model*.safetensors"))
+    found["the weights of the base model"] = content_hash_of(*(f"{p.name} {known_hash(p)}" for p in weights))
+    return found
+
+
+def _identity(options: dict[str, Any], bundle: DataBundle, versions: Mapping[str, str | None]) -> Identity:
+    run_id = hashlib.sha256(json.dumps([options, bundle.fingerprint], sort_keys=True).encode()).hexdigest()[:16]
+    return Identity(run_id, bundle.fingerprint, options, bundle.labels.to_json(), dict(versions))
+
+
+def require_same_run(config: RunConfig, run: RunDir) -> None:
+    """Raise CheckpointError unless the finished run has this config, data, model and tokenizer, and its files are unchanged.
+
+    As in a resumed run, options that the config does not set may have any value.
+    """
+    verify(run.model)
+    verify_results(run)
+    with_identity = next((f for f in (run.model, *run.checkpoints()[::-1]) if "config" in read_manifest(f)), run.model)
+    stored = read_manifest(with_identity)
+    data = read_run_data(config, {}, lambda what, done, total: None)
+    length = read_facts(run.model, read_config_file(run.model)).max_length or 0
+    tokenizer = tokenizer_content(load_run_tokenizer(config, data.folder), length)
+    given = {**to_dict(config), "eval_steps": config.evaluation_steps}
+    given = {name: value for name, value in given.items() if name not in INERT and value not in (None, "auto")}
+    options = {**stored.get("config", {}), **given, **_content(data), **tokenizer}
+    changed, _ = differences(with_identity, _identity(options, data.bundle, stored.get("versions", {})))
+    if changed:
+        raise CheckpointError(
+            f"contains a finished run that was started with something else: {'; '.join(changed)}",
+            where=str(run.path),
+            fix="Set a different --output_dir, or remove the folder to train again.",
+        )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from tunesmith.config.options import RunConfig
 from tunesmith.data.batches import Padding, TokenRows, evaluation_batches
@@ -275,7 +276,6 @@ def _fit_head(read: torch.Tensor, gold: Any, labels: LabelMap) -> tuple[npt.NDAr
 
 PENALTIES = tuple(10.0**power for power in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1))
 """As shares of the features' largest variance: from nearly none to one under which all predictions are the mean."""
-_NEWTON_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -331,18 +331,28 @@ def fit_logistic(features: torch.Tensor, labels: torch.Tensor, classes: int) -> 
     """Weights and bias of logistic regression with one fixed penalty: few rows cannot choose one."""
     x, y = features.double(), labels.long()
     penalty = PENALTY * float(x.square().sum(1).mean())
-    free = torch.zeros(classes, x.shape[1] + 1, dtype=torch.double, device=x.device, requires_grad=True)
+
+    def loss(free: torch.Tensor) -> torch.Tensor:
+        logits = x @ free[:, :-1].T + free[:, -1]
+        return functional.cross_entropy(logits, y, reduction="sum") + penalty / 2 * free[:, :-1].square().sum()
+
+    found = minimize(loss, torch.zeros(classes, x.shape[1] + 1, dtype=torch.double, device=x.device))
+    return found[:, :-1], found[:, -1]
+
+
+def minimize(loss: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor) -> torch.Tensor:
+    """Return where a smooth convex function is smallest."""
+    free = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS([free], max_iter=100, line_search_fn="strong_wolfe")
 
-    def loss() -> torch.Tensor:
+    def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        wrong = torch.nn.functional.cross_entropy(x @ free[:, :-1].T + free[:, -1], y, reduction="sum")
-        found = wrong + penalty / 2 * free[:, :-1].square().sum()
+        found = loss(free)
         found.backward()  # type: ignore[no-untyped-call]
         return found
 
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
-    return free.detach()[:, :-1], free.detach()[:, -1]
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return free.detach()
 
 
 def targets_of(labels: torch.Tensor, task: Task, classes: int) -> torch.Tensor:
@@ -354,52 +364,24 @@ def targets_of(labels: torch.Tensor, task: Task, classes: int) -> torch.Tensor:
     return torch.nn.functional.one_hot(labels.long(), classes).double()
 
 
-def _fit_scale(scores: torch.Tensor, targets: torch.Tensor, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
-    """(one scale, a shift for each class) that make left-out scores the likeliest logits; Newton's method."""
-    classes = scores.shape[1]
-    free = torch.zeros(classes + 1, dtype=torch.double, device=scores.device)
-    if task is Task.REGRESSION:
-        return torch.ones_like(free[0]), free[1:]
-    free[0] = 1.0
-    single = task is not Task.MULTILABEL
-    for _ in range(_NEWTON_STEPS):
-        logits = free[0] * scores + free[1:]
-        p = logits.softmax(1) if single else logits.sigmoid()
-        slope = p - targets
-        gradient = torch.cat([(slope * scores).sum()[None], slope.sum(0)]) + _PULL * (free - _start(free))
-        hessian = _curvature(p, scores, single=single)
-        hessian.diagonal().add_(_PULL)
-        step = torch.linalg.solve(hessian, gradient)
-        free = free - step * min(1.0, 5.0 / float(step.abs().max().clamp_min(1e-12)))
-        if float(step.abs().max()) < 1e-6:
-            break
-    return free[0].clamp_min(0.0), free[1:]
-
-
-_PULL = 0.1
+PULL = 0.1
 """Towards scale 1 and no shift, so that few rows or classes told apart perfectly give no infinite logits."""
 
 
-def _start(free: torch.Tensor) -> torch.Tensor:
-    start = torch.zeros_like(free)
+def _fit_scale(scores: torch.Tensor, targets: torch.Tensor, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+    """(one scale, a shift for each class) that make left-out scores the likeliest logits."""
+    start = torch.zeros(scores.shape[1] + 1, dtype=torch.double, device=scores.device)
     start[0] = 1.0
-    return start
+    if task is Task.REGRESSION:
+        return start[0], start[1:]
+    by_label = functional.binary_cross_entropy_with_logits if task is Task.MULTILABEL else functional.cross_entropy
 
+    def loss(free: torch.Tensor) -> torch.Tensor:
+        logits = free[0] * scores + free[1:]
+        return by_label(logits, targets, reduction="sum") + PULL / 2 * (free - start).square().sum()
 
-def _curvature(p: torch.Tensor, scores: torch.Tensor, *, single: bool) -> torch.Tensor:
-    """The second derivatives of the summed loss by scale and shifts."""
-    weighted = p * scores
-    mean = weighted.sum(1, keepdim=True)
-    if single:
-        corner = (weighted * scores).sum() - mean.square().sum()
-        edge = (weighted - p * mean).sum(0)
-        block = torch.diag(p.sum(0)) - p.T @ p
-    else:
-        spread = p * (1 - p)
-        corner, edge, block = (spread * scores.square()).sum(), (spread * scores).sum(0), torch.diag(spread.sum(0))
-    out = torch.empty(len(edge) + 1, len(edge) + 1, dtype=p.dtype, device=p.device)
-    out[0, 0], out[0, 1:], out[1:, 0], out[1:, 1:] = corner, edge, edge, block
-    return out
+    found = minimize(loss, start)
+    return found[0].clamp_min(0.0), found[1:]
 
 
 MOST_ROWS = 10_000

@@ -1,11 +1,16 @@
-"""After the last step: the best weights, scores with intervals, predictions, the model folder, curves, diagnosis, report."""
+"""After the last step: the best weights, scores with intervals, predictions, the model folder, curves, diagnosis, report; and
+`RunResult`, what Python callers get."""
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +19,10 @@ import torch
 
 from tunesmith.config.options import dump_value
 from tunesmith.data.batches import Collate, TokenRows
+from tunesmith.errors import DataError
 from tunesmith.events import Event, RowsEvaluated
 from tunesmith.files import hash_file, replacing, write_file
+from tunesmith.findings import describe_findings
 from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.labels import Task, choose_labels
@@ -24,7 +31,7 @@ from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds
 from tunesmith.metrics.evidence import describe_constant, encode_rows, keep_rows, rows_to_keep
 from tunesmith.metrics.intervals import Score
 from tunesmith.pipeline.prepare import Prepared
-from tunesmith.pipeline.train import Log, RunEnding, RunObserver, RunResult, ShowProgress
+from tunesmith.pipeline.train import Log, RunEnding, RunObserver, ShowProgress
 from tunesmith.report.build import build_report
 from tunesmith.report.plots import curve_pictures, write_curves
 from tunesmith.report.render import write_report
@@ -35,6 +42,7 @@ from tunesmith.training.checkpoint import contiguous, load_weights, require_fini
 from tunesmith.training.evaluation import Predictions, predict_rows
 
 if TYPE_CHECKING:
+    from tunesmith.inference.predictor import Predictor
     from tunesmith.training.run_writer import RunWriter
     from tunesmith.training.state import TrainState
 
@@ -123,7 +131,7 @@ def finish_run(
         card = write_card(prepared, scores, steps=state.step, best_step=best_step)
         write_model(run, prepared, weights, card, held_out_examples(prepared, predictions))
         writer.end("early_stopping" if state.step < writer.plan.num_steps else "completed")
-        diagnosis = draw_and_explain(run) if observer.pages else []
+        diagnosis = draw_and_explain(run, writer.stop.run_is_complete) if observer.pages else []
         writer.stop.run_is_complete()
         if not observer.pages or (config.save_strategy is None and config.save_total_limit == 1):
             for folder in (*run.checkpoints(), run.best):
@@ -339,23 +347,19 @@ def write_model(
     write_file(run.card_file, card.encode())
 
 
-def draw_and_explain(run: RunDir) -> list[str]:
-    """Write the curves and the report; return the diagnosis as lines."""
+def draw_and_explain(run: RunDir, before_report: Callable[[], None]) -> list[str]:
+    """Write the curves and the report, which makes the run a finished one; return the diagnosis as lines."""
     report = build_report(run)
     write_curves(curve_pictures(report.curves), png=run.curves_png, svg=run.curves_svg)
+    before_report()
     write_report(report, run.report_file)
-    lines = []
-    for finding in report.findings:
-        lines.append(f"{finding.code}{finding.doubt}: {finding.evidence}")
-        lines += [f"  - {advice}" for advice in finding.advice]
-    return lines
+    return describe_findings(report.findings)
 
 
 SHOWN_OPTION_NAMES = """
     learning_rate lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps num_train_epochs
     max_steps weight_decay max_grad_norm label_smoothing_factor adversarial class_weights seed
 """
-SHOWN_LABELS = 8
 
 
 def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int | None) -> str:
@@ -420,28 +424,144 @@ def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[
 
 
 def _data_table(prepared: Prepared) -> list[str]:
-    lines = ["| split | rows | labels | tokens: median, longest | truncated rows |", "|---|---|---|---|---|"]
+    lines = ["| split | rows | tokens: median, longest | truncated rows |", "|---|---|---|---|"]
     for split, tokenized in prepared.tokenized.items():
         lengths = tokenized.rows.lengths
         tokens = f"{np.median(lengths):.0f}, {lengths.max()}" if len(lengths) else ""
-        shares = _escape(_shares(prepared, split))
-        lines.append(f"| {split} | {len(lengths):,} | {shares} | {tokens} | {tokenized.truncated.rows_cut:,} |")
+        lines.append(f"| {split} | {len(lengths):,} | {tokens} | {tokenized.truncated.rows_cut:,} |")
     return lines
-
-
-def _shares(prepared: Prepared, split: str) -> str:
-    """Shares of the most frequent labels, or the range of a regression."""
-    labels, names = prepared.rows(split).labels, prepared.bundle.labels.names
-    if labels is None:
-        return "none"
-    if prepared.bundle.labels.task is Task.REGRESSION:
-        known = labels[np.isfinite(labels)]
-        return f"{known.min():g} to {known.max():g}, mean {known.mean():.3g}" if len(known) else "none"
-    shares = labels.mean(axis=0) if labels.ndim == 2 else np.array([(labels == i).mean() for i in range(len(names))])
-    order = np.argsort(-shares, kind="stable")[:SHOWN_LABELS]
-    more = f" and {len(names) - SHOWN_LABELS} more" if len(names) > SHOWN_LABELS else ""
-    return ", ".join(f"{names[i]} {shares[i]:.1%}" for i in order) + more
 
 
 def _escape(text: str) -> str:
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+
+
+SHOWN_METRICS = 4
+"""Metrics shown with the loss in what a notebook shows; the report has them all."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run ended with. `scores[split][metric]` has value, interval and n; `diagnosis` is in lines."""
+
+    run: RunDir
+    scores: dict[str, dict[str, Score]]
+    steps: int
+    best_step: int | None
+    diagnosis: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """What the audit of the data warns of, in lines."""
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The trained model, loaded when it is first used."""
+        from tunesmith.inference.predictor import Predictor
+
+        return Predictor.load(self.run.path)
+
+    def predict(self, texts: Any) -> list[Any]:
+        """The label of each text, in input order: a name, a list of names (multilabel) or a number (regression).
+
+        `texts` is a list of texts or pairs, a Series, an array, or a table that has the text columns of the training data.
+        """
+        return self.predictor.predict(*self._text_columns(texts).values())
+
+    def predict_proba(self, texts: Any) -> Any:
+        """Return one row of probabilities per text, in the order of `classes_`; the number itself for regression."""
+        table = self.predictor.probabilities(*self._text_columns(texts).values())
+        labels = self.predictor.facts.labels
+        return table if labels.task is Task.REGRESSION else table[:, labels.class_order]
+
+    @property
+    def classes_(self) -> list[str]:
+        """Sorted label names, as in scikit-learn: the columns of `predict_proba`."""
+        return self.predictor.classes_
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Label names in the order of the model's `id2label`."""
+        return self.predictor.facts.labels.names
+
+    def evaluate(self, data: Any, labels: Any = None) -> dict[str, Score]:
+        """Every metric with its interval on labeled rows: a table as for training, or texts and their labels."""
+        from tunesmith.data.read import read_labelled
+        from tunesmith.data.rows import Columns
+        from tunesmith.data.tables import columns_table
+        from tunesmith.metrics.table import make_suite
+
+        facts = self.predictor.facts
+        text, label = tuple(facts.text_columns or ()), facts.label_column or "label"
+        if labels is not None:
+            data = columns_table({**self._text_columns(data), label: labels})
+        dataset = read_labelled(data, columns=Columns(text, label, facts.labels.task), labels=facts.labels)
+        found = [list(dataset[name]) for name in text]
+        logits = self.predictor.predict_texts(iter([found])).logits
+        known = facts.labels
+        suite = make_suite(
+            known.task, names=facts.metrics, positive_name=known.positive_name, thresholds=known.thresholds
+        )
+        scores = suite.compute_with_intervals(logits, dataset.with_format("numpy")["labels"][:])
+        if next(iter(scores.values())).n == 0:
+            raise DataError("no row has a label", fix="Pass labeled rows.")
+        return scores
+
+    def report(self) -> Path:
+        """The page about this run, drawn again; open it in a browser."""
+        from tunesmith.report.build import build_report
+        from tunesmith.report.render import write_report
+
+        return write_report(build_report(self.run), self.run.report_file)
+
+    def _text_columns(self, texts: Any) -> dict[str, list[str]]:
+        """The texts under the names of the training columns; the wrong number of texts a row is refused."""
+        from tunesmith.data.tables import text_columns_of
+
+        names = tuple(self.predictor.facts.text_columns or ())
+        has = set(texts) if isinstance(texts, Mapping) else set(getattr(texts, "columns", ()))
+        if has and set(names) <= has:
+            texts = {name: texts[name] for name in names}
+        columns = text_columns_of(texts)
+        if len(columns) != len(names):
+            raise ValueError(
+                f"got {len(columns)} texts per row; the model was trained on {len(names)} ({', '.join(names)})"
+            )
+        return dict(zip(names, columns.values(), strict=True))
+
+    def __repr__(self) -> str:
+        split = "test" if "test" in self.scores else next(iter(self.scores), None)
+        score = next(((k, v) for k, v in self.scores[split].items()), None) if split is not None else None
+        text = f", {split} {score[0]} {score[1].text()}" if score is not None else ""
+        return f"RunResult({str(self.run.path)!r}, {self.steps} steps{text})"
+
+    def _repr_html_(self) -> str:
+        """Scores, diagnosis and curves, as a notebook shows them."""
+        splits = list(self.scores)
+        metrics = list(dict.fromkeys(m for found in self.scores.values() for m in found))
+        shown = [*[m for m in metrics if m != "loss"][:SHOWN_METRICS], *[m for m in metrics if m == "loss"]]
+        head = "".join(f"<th style='text-align:left'>{escape(s)}</th>" for s in ("", *splits))
+        rows = "".join(
+            f"<tr><td>{escape(self._title(metric))}</td>"
+            + "".join(
+                f"<td>{escape(self.scores[s][metric].text()) if metric in self.scores[s] else ''}</td>" for s in splits
+            )
+            + "</tr>"
+            for metric in shown
+        )
+        said = "".join(
+            f"<div style='margin-left:{1.2 if line.startswith(' ') else 0}em'>{escape(line.strip())}</div>"
+            for line in self.diagnosis
+        )
+        return (
+            f"<div><b>{escape(self.run.name)}</b> &middot; {self.steps} steps, weights of step "
+            f"{self.best_step or self.steps} &middot; <code>{escape(str(self.run.report_file))}</code>"
+            f"<table><tr>{head}</tr>{rows}</table>{said}{self._picture()}</div>"
+        )
+
+    def _title(self, metric: str) -> str:
+        return next(found[metric].title(metric) for found in self.scores.values() if metric in found)
+
+    def _picture(self) -> str:
+        if not self.run.curves_svg.is_file():
+            return ""
+        data = base64.b64encode(self.run.curves_svg.read_bytes()).decode()
+        return f"<img alt='learning curves' style='max-width:100%' src='data:image/svg+xml;base64,{data}'>"

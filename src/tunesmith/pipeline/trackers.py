@@ -55,7 +55,7 @@ class Trackers:
     arguments: TrackerArguments
     model: Any
     every: int
-    """Steps between two lines; 0: none but those of evaluations."""
+    """Steps between two lines."""
     num_steps: int
     _state: Any = field(init=False)
     _control: Any = field(init=False)
@@ -92,14 +92,14 @@ class Trackers:
         self._last = event
         if event.loss is not None:
             self._losses.append(event.loss)
-        if self.every and event.step % self.every == 0:
+        if event.step % self.every == 0:
             self._flush()
 
     def _flush(self) -> None:
         """One line with the mean loss since the last one."""
         last, losses = self._last, self._losses
         self._last, self._losses = None, []
-        if last is None or not self.every:
+        if last is None:
             return
         line: dict[str, float] = {"learning_rate": last.learning_rate}
         line |= {} if last.grad_norm is None else {"grad_norm": last.grad_norm}
@@ -134,22 +134,14 @@ class Trackers:
             self._callbacks.remove(callback)
 
 
-def lines_every(strategy: str, steps: float | None, *, num_steps: int, steps_per_epoch: float) -> int:
-    """Steps between two lines, from logging_strategy and logging_steps; 0 for none."""
-    if strategy == "no":
-        return 0
-    if strategy == "epoch":
-        return num_steps + 1  # the beginning of an epoch flushes
-    if steps is None:
-        return max(1, round(steps_per_epoch / LINES_AN_EPOCH))
-    return max(1, math.ceil(steps * num_steps) if steps < 1 else int(steps))
-
-
 def make_trackers(names: list[str], config: RunConfig, plan: Plan, model: Any) -> Trackers:
     """Return a listener for the trackers of report_to; `all` are those that are installed."""
     known = ("tensorboard", "wandb", "trackio", "mlflow")
     names = [n for n in known if is_installed(n)] if "all" in names else names
     arguments = TrackerArguments(to_dict(config), str(config.run_folder), "tunesmith", config.name)
-    per_epoch = float(plan.epoch_ends[0])
-    every = lines_every("steps", config.logging_steps, num_steps=plan.num_steps, steps_per_epoch=per_epoch)
-    return Trackers(names, arguments, model, every, plan.num_steps)
+    every = config.logging_steps
+    if every is None:
+        every = max(1, round(float(plan.epoch_ends[0]) / LINES_AN_EPOCH))
+    elif every < 1:
+        every = max(1, math.ceil(every * plan.num_steps))
+    return Trackers(names, arguments, model, int(every), plan.num_steps)

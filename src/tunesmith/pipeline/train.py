@@ -1,6 +1,12 @@
 """A training run from config to report, in order: `tunesmith train`, `finetune(df)` and every trial of a search run this.
 
-`finetune` reads the data and prepares the run (prepare.py), `train_run` trains and finishes it (results.py).
+    config   = complete_config(...)     # the only place where options are completed and checked
+    run      = choose_folder(config)    # refuses a finished run
+    data     = read_run_data(config)    # examples, columns, task, labels, splits; audited
+    runtime  = start_runtime(config)    # device, precision and ranks, decided once
+    prepared = prepare(...)             # tokens, model, recipe, speedups, identity, plan (prepare.py)
+    for event in writer.train(...)      # the steps; checkpoints and the event log are written meanwhile
+    result   = finish_run(...)          # scores, predictions, model folder, report (results.py)
 
 Nothing here imports torch at module level: errors in the options, the data or the name of the model are reported within a
 second or two, before the heavy libraries load and before a run folder is made.
@@ -8,34 +14,33 @@ second or two, before the heavy libraries load and before a run folder is made.
 
 from __future__ import annotations
 
-import base64
 import json
+import os
+import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from html import escape
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.config.load import load_config
-from tunesmith.config.options import RunConfig, dump_config
+from tunesmith.config.options import RunConfig, dump_config, to_dict
 from tunesmith.config.validate import DATA_SOURCES
-from tunesmith.errors import CheckpointError, ConfigError, DataError
-from tunesmith.events import Event, RunEnded, RunStarted
+from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
+from tunesmith.events import Event, RunEnded, RunStarted, StepDone
 from tunesmith.files import write_file
-from tunesmith.labels import Task
-from tunesmith.pipeline.identity import choose_folder, finished_error, is_finished
 from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.runs.event_log import read_journal
-from tunesmith.runs.folder import RunDir, describe_environment, read_launch, require_own_folder
+from tunesmith.runs.folder import RunDir, describe_environment, end_of, is_run, read_launch, require_own_folder
 from tunesmith.runs.lock import RunLock
 
 if TYPE_CHECKING:
-    from tunesmith.inference.predictor import Predictor
     from tunesmith.metrics.intervals import Score
     from tunesmith.pipeline.prepare import Prepared
+    from tunesmith.pipeline.results import RunResult
     from tunesmith.training.run_writer import RunWriter
 
 INPUTS = (
@@ -101,9 +106,9 @@ def finetune(
     `use_test` the test examples are neither predicted nor scored. `ending`: see `RunEnding`.
     """
     data = {"train": train_data, "validation": validation_data, "test": test_data}
-    config = _complete(config, options, has_data=train_data is not None)
-    refuse_what_is_not_built(config, one_of_many=ending is not None)
-    config, note = choose_folder(config, in_memory=train_data is not None)
+    in_memory = train_data is not None
+    config = complete_config(config, options, in_memory=in_memory, one_of_many=ending is not None)
+    config, note = choose_folder(config, in_memory=in_memory)
     run, launch = RunDir(config.run_folder), read_launch()
     is_main = launch.rank == 0
     observer = observer if observer is not None and is_main else RunObserver()
@@ -121,42 +126,13 @@ def finetune(
         runtime = start_runtime(config)
         with watch_ranks(runtime):
             prepared = prepare(config, runtime, lambda: found or read(), observer)
-            return train_run(run, prepared, observer, ending)
+            return train_run(run, prepared, observer, ending or RunEnding())
 
 
-def _complete(config: RunConfig | None, options: dict[str, Any], *, has_data: bool) -> RunConfig:
-    """The config with the options over it, checked like a command line."""
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    if given or config is None:
-        config = load_config(None, given, need_data=not has_data, start=config)
-    named = next((name for name in DATA_SOURCES if getattr(config, name) is not None), None)
-    if has_data and named not in (None, "task_name"):
-        raise ConfigError(f"both train_data and {named} are set", fix="Set one source of training data.")
-    if config.seeds > 1 or (config.folds is not None and config.fold is None):
-        raise ConfigError(
-            "folds and seeds train several runs, and finetune trains one",
-            fix="Call tunesmith.pipeline.folds.run_repeats(config, RunObserver()), or set one fold.",
-        )
-    return config
-
-
-def _require_folder(config: RunConfig, run: RunDir) -> None:
-    if config.resume_from_checkpoint and is_finished(run):
-        raise finished_error(run, same=True)
-    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
-    if config.resume_from_checkpoint and not run.checkpoints():
-        raise CheckpointError(
-            "contains no checkpoint to resume from",
-            where=str(run.path),
-            fix="Omit --resume_from_checkpoint to start the run, or set --output_dir to the folder of the run.",
-        )
-
-
-def train_run(run: RunDir, prepared: Prepared, observer: RunObserver, ending: RunEnding | None = None) -> RunResult:
+def train_run(run: RunDir, prepared: Prepared, observer: RunObserver, ending: RunEnding) -> RunResult:
     """Train in this folder, then evaluate, export and report; resume an unfinished run that is there."""
     from tunesmith.pipeline.results import Evaluation, finish_run
 
-    ending = ending or RunEnding()
     writer = _make_writer(run, prepared, observer)
     evaluation = Evaluation(prepared, observer, writer) if "validation" in prepared.tokenized else None
     observer.plan(prepared.plan.num_steps, float(prepared.plan.epoch_ends[0]))
@@ -170,16 +146,37 @@ def train_run(run: RunDir, prepared: Prepared, observer: RunObserver, ending: Ru
         return finish_run(prepared, observer, writer, ending, known)
 
 
+def complete_config(
+    config: RunConfig | None, options: dict[str, Any], *, in_memory: bool, one_of_many: bool = False
+) -> RunConfig:
+    """Return the config with the options over it, checked like a command line.
+
+    `in_memory`: the training data is passed as a table. `one_of_many`: the run is one of those of `--recipe best`.
+    """
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    if given or config is None:
+        config = load_config(None, given, need_data=not in_memory, start=config)
+    named = next((name for name in DATA_SOURCES if getattr(config, name) is not None), None)
+    if in_memory and named not in (None, "task_name"):
+        raise ConfigError(f"both train_data and {named} are set", fix="Set one source of training data.")
+    if config.seeds > 1 or (config.folds is not None and config.fold is None):
+        raise ConfigError(
+            "folds and seeds train several runs, and finetune trains one",
+            fix="Call tunesmith.pipeline.folds.run_repeats(config, RunObserver()), or set one fold.",
+        )
+    refuse_what_is_not_built(config, one_of_many=one_of_many)
+    return config
+
+
 def _make_writer(run: RunDir, prepared: Prepared, observer: RunObserver) -> RunWriter:
     """Return the writer of event log and checkpoints; on rank 0 it passes events to the observer and to trackers."""
     from tunesmith.inference.model_folder import describe_model
-    from tunesmith.pipeline.plan import announce_plan
     from tunesmith.training.run_writer import RunWriter
 
     config, plan, state = prepared.config, prepared.plan, prepared.state
     listeners: list[Callable[[Event], None]] = []
     if prepared.runtime.is_main:
-        listeners = [*observer.listeners, announce_plan(prepared, observer.log)]
+        listeners = [*observer.listeners, _announce_plan(prepared, observer.log)]
         names = [name for name in config.report_to if name != "none"]
         if names:
             from tunesmith.pipeline.trackers import make_trackers
@@ -198,6 +195,46 @@ def _make_writer(run: RunDir, prepared: Prepared, observer: RunObserver) -> RunW
     )
 
 
+WARM_STEPS, TIMED_STEPS = 3, 10
+"""The first steps are slower and not timed."""
+ANNOUNCED_STEPS = 40
+"""A shorter run is over before its forecast is worth a line."""
+
+
+def _announce_plan(prepared: Prepared, log: Log) -> Callable[[Event], None]:
+    """A listener that reports once, after the first steps, how long the run will take."""
+    timed: list[StepDone] = []
+    plan, batches = prepared.plan, prepared.batches
+
+    def on(event: Event) -> None:
+        if not isinstance(event, StepDone) or plan.num_steps < ANNOUNCED_STEPS or len(timed) >= TIMED_STEPS:
+            return
+        if event.step > max(WARM_STEPS, plan.read_back_every):
+            timed.append(event)
+        if len(timed) < TIMED_STEPS:
+            return
+        tokens = float(batches.rows.lengths.sum()) / batches.steps_in_epoch(0) / batches.world
+        seconds = sum(s.seconds for s in timed) / max(sum(s.tokens for s in timed), 1) * tokens * plan.num_steps
+        took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+        took = took if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        weights = sum(p.numel() * p.element_size() for p in prepared.state.model.parameters())
+        log(
+            f"Plan: {plan.num_steps:,} steps take about {took}; peak memory so far {peak_bytes(prepared) / 1e6:,.0f} MB; "
+            f"about {5 * weights / 1e6:,.0f} MB on disk while it trains."
+        )
+
+    return on
+
+
+def peak_bytes(prepared: Prepared) -> int:
+    """The peak memory so far: of the device if there is one, else of this process."""
+    if prepared.runtime.device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _begin(run: RunDir, prepared: Prepared, writer: RunWriter) -> None:
     """Start or resume. A run that is refused keeps its run.yaml: `tunesmith resume` uses it."""
     plan, is_main, fresh = prepared.plan, prepared.runtime.is_main, not run.checkpoints()
@@ -212,27 +249,6 @@ def _begin(run: RunDir, prepared: Prepared, writer: RunWriter) -> None:
         _write_start(run, prepared)
 
 
-def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
-    """Refuse to overwrite a finished run, or results of a different config that left no checkpoint to compare with."""
-    events = read_journal(run.journal_file) if run.journal_file.exists() else []
-    started = next((e.run_id for e in events if isinstance(e, RunStarted)), None)
-    same = started == prepared.identity.run_id
-    if is_finished(run):
-        raise finished_error(run, same=same)
-    if run.checkpoints():
-        return  # stopped: the checkpoints say whether it is the same run
-    if any(isinstance(e, RunEnded) and e.finished for e in events[-1:]):
-        raise finished_error(run, same=same)
-    results = [p.name for p in (*run.folders, *run.result_files, run.report_file) if p.exists()]
-    if results and not same:
-        kind = "of a different config" if events else f"without their event log ({run.journal_file.name})"
-        raise CheckpointError(
-            f"contains results ({', '.join(results[:3])}) {kind}",
-            where=str(run.path),
-            fix="Set a different --output_dir, or remove the folder to train again.",
-        )
-
-
 def _write_start(run: RunDir, prepared: Prepared) -> None:
     from tunesmith.pipeline.results import write_data_summary
 
@@ -242,132 +258,112 @@ def _write_start(run: RunDir, prepared: Prepared) -> None:
     write_data_summary(run, prepared)
 
 
-SHOWN_METRICS = 4
-"""Metrics shown with the loss in what a notebook shows; the report has them all."""
+# The run folder
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """What a run ended with. `scores[split][metric]` has value, interval and n; `diagnosis` is in lines."""
+def is_finished(run: RunDir) -> bool:
+    """Whether the run completed: its event log says so, and its model and report are there."""
+    return end_of(run) is not None
 
-    run: RunDir
-    scores: dict[str, dict[str, Score]]
-    steps: int
-    best_step: int | None
-    diagnosis: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
-    """What the audit of the data warns of, in lines."""
 
-    @cached_property
-    def predictor(self) -> Predictor:
-        """The trained model, loaded when it is first used."""
-        from tunesmith.inference.predictor import Predictor
+def finished_error(run: RunDir, *, same: bool) -> CheckpointError:
+    """Return the error for a folder whose run must not be overwritten."""
+    return CheckpointError(
+        f"contains a finished run of {'this' if same else 'a different'} config",
+        where=str(run.path),
+        fix="Set a different --output_dir or --run_name, or remove the folder to train again."
+        + ("" if run.report_file.exists() else f" `tunesmith report {run.path}` writes its report."),
+    )
 
-        return Predictor.load(self.run.path)
 
-    def predict(self, texts: Any) -> list[Any]:
-        """The label of each text, in input order: a name, a list of names (multilabel) or a number (regression).
+NOT_COMPARED = frozenset(
+    ["output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm", "logging_steps", "cache_dir"]
+)
+"""Options that do not change the experiment."""
 
-        `texts` is a list of texts or pairs, a Series, an array, or a table that has the text columns of the training data.
-        """
-        return self.predictor.predict(*self._text_columns(texts).values())
 
-    def predict_proba(self, texts: Any) -> Any:
-        """Return one row of probabilities per text, in the order of `classes_`; the number itself for regression."""
-        table = self.predictor.probabilities(*self._text_columns(texts).values())
-        labels = self.predictor.facts.labels
-        return table if labels.task is Task.REGRESSION else table[:, labels.class_order]
+def choose_folder(config: RunConfig, *, in_memory: bool = False) -> tuple[RunConfig, str | None]:
+    """Return the config with its run folder, and a message if it is not the usual one.
 
-    @property
-    def classes_(self) -> list[str]:
-        """Sorted label names, as in scikit-learn: the columns of `predict_proba`."""
-        return self.predictor.classes_
+    With an output_dir, a finished run there is refused before anything loads. Without one, a folder that contains a run with
+    different settings is skipped, and so is a finished run on data in memory, which no config names.
+    """
+    if config.resume_from_checkpoint:
+        return config, None
+    first = config.run_folder
+    if config.output_dir is not None:
+        if is_finished(RunDir(first)):
+            raise finished_error(RunDir(first), same=_has_same_settings(config, RunDir(first)))
+        return config, None
+    for number in count(1):
+        folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
+        run = RunDir(folder)
+        if not os.path.isfile(run.config_file):  # False for a name that no file can have
+            break
+        if _has_same_settings(config, run):
+            if not is_finished(run):
+                break
+            if not in_memory:
+                raise finished_error(run, same=True)
+    if number == 1:
+        return config, None
+    note = f"{first} contains a run with different settings or data: this run is written to {folder}."
+    return replace(config, output_dir=str(folder)), note
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Label names in the order of the model's `id2label`."""
-        return self.predictor.facts.labels.names
 
-    def evaluate(self, data: Any, labels: Any = None) -> dict[str, Score]:
-        """Every metric with its interval on labeled rows: a table as for training, or texts and their labels."""
-        from tunesmith.data.read import read_labelled
-        from tunesmith.data.rows import Columns
-        from tunesmith.data.tables import columns_table
-        from tunesmith.metrics.table import make_suite
+def _has_same_settings(config: RunConfig, run: RunDir) -> bool:
+    if not run.config_file.is_file():
+        return False
+    try:
+        stored = to_dict(load_config(run.config_file, need_data=False))
+    except TunesmithError:
+        return True  # damaged: the run itself decides about the folder
+    usual = to_dict(RunConfig())
+    # run.yaml contains the values that the recipe chose: an option that is not set is not a difference.
+    return all(
+        value in (stored[name], usual[name]) for name, value in to_dict(config).items() if name not in NOT_COMPARED
+    )
 
-        facts = self.predictor.facts
-        text, label = tuple(facts.text_columns or ()), facts.label_column or "label"
-        if labels is not None:
-            data = columns_table({**self._text_columns(data), label: labels})
-        dataset = read_labelled(data, columns=Columns(text, label, facts.labels.task), labels=facts.labels)
-        found = [list(dataset[name]) for name in text]
-        logits = self.predictor.predict_texts(iter([found])).logits
-        known = facts.labels
-        suite = make_suite(
-            known.task, names=facts.metrics, positive_name=known.positive_name, thresholds=known.thresholds
-        )
-        scores = suite.compute_with_intervals(logits, dataset.with_format("numpy")["labels"][:])
-        if next(iter(scores.values())).n == 0:
-            raise DataError("no row has a label", fix="Pass labeled rows.")
-        return scores
 
-    def report(self) -> Path:
-        """The page about this run, drawn again; open it in a browser."""
-        from tunesmith.report.build import build_report
-        from tunesmith.report.render import write_report
+def free_folder(folder: Path) -> Path:
+    """Return the folder, or folder-2, folder-3, ...: the first that is new, empty or contains an unfinished run."""
 
-        return write_report(build_report(self.run), self.run.report_file)
+    def is_free(name: Path) -> bool:
+        if not os.path.lexists(name) or (name.is_dir() and not any(name.iterdir())):
+            return True
+        return is_run(RunDir(name)) and not RunDir(name).report_file.exists()
 
-    def _text_columns(self, texts: Any) -> dict[str, list[str]]:
-        """The texts under the names of the training columns; the wrong number of texts a row is refused."""
-        from tunesmith.data.tables import text_columns_of
+    names = (folder.with_name(f"{folder.name}-{n}") if n > 1 else folder for n in count(1))
+    return next(filter(is_free, names))
 
-        names = tuple(self.predictor.facts.text_columns or ())
-        has = set(texts) if isinstance(texts, Mapping) else set(getattr(texts, "columns", ()))
-        if has and set(names) <= has:
-            texts = {name: texts[name] for name in names}
-        columns = text_columns_of(texts)
-        if len(columns) != len(names):
-            raise ValueError(
-                f"got {len(columns)} texts per row; the model was trained on {len(names)} ({', '.join(names)})"
-            )
-        return dict(zip(names, columns.values(), strict=True))
 
-    def __repr__(self) -> str:
-        split = "test" if "test" in self.scores else next(iter(self.scores), None)
-        score = next(((k, v) for k, v in self.scores[split].items()), None) if split is not None else None
-        text = f", {split} {score[0]} {score[1].text()}" if score is not None else ""
-        return f"RunResult({str(self.run.path)!r}, {self.steps} steps{text})"
-
-    def _repr_html_(self) -> str:
-        """Scores, diagnosis and curves, as a notebook shows them."""
-        splits = list(self.scores)
-        metrics = list(dict.fromkeys(m for found in self.scores.values() for m in found))
-        shown = [*[m for m in metrics if m != "loss"][:SHOWN_METRICS], *[m for m in metrics if m == "loss"]]
-        head = "".join(f"<th style='text-align:left'>{escape(s)}</th>" for s in ("", *splits))
-        rows = "".join(
-            f"<tr><td>{escape(self._title(metric))}</td>"
-            + "".join(
-                f"<td>{escape(self.scores[s][metric].text()) if metric in self.scores[s] else ''}</td>" for s in splits
-            )
-            + "</tr>"
-            for metric in shown
-        )
-        said = "".join(
-            f"<div style='margin-left:{1.2 if line.startswith(' ') else 0}em'>{escape(line.strip())}</div>"
-            for line in self.diagnosis
-        )
-        return (
-            f"<div><b>{escape(self.run.name)}</b> &middot; {self.steps} steps, weights of step "
-            f"{self.best_step or self.steps} &middot; <code>{escape(str(self.run.report_file))}</code>"
-            f"<table><tr>{head}</tr>{rows}</table>{said}{self._picture()}</div>"
+def _require_folder(config: RunConfig, run: RunDir) -> None:
+    if config.resume_from_checkpoint and is_finished(run):
+        raise finished_error(run, same=True)
+    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
+    if config.resume_from_checkpoint and not run.checkpoints():
+        raise CheckpointError(
+            "contains no checkpoint to resume from",
+            where=str(run.path),
+            fix="Omit --resume_from_checkpoint to start the run, or set --output_dir to the folder of the run.",
         )
 
-    def _title(self, metric: str) -> str:
-        return next(found[metric].title(metric) for found in self.scores.values() if metric in found)
 
-    def _picture(self) -> str:
-        if not self.run.curves_svg.is_file():
-            return ""
-        data = base64.b64encode(self.run.curves_svg.read_bytes()).decode()
-        return f"<img alt='learning curves' style='max-width:100%' src='data:image/svg+xml;base64,{data}'>"
+def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
+    """Refuse to overwrite a finished run, or results of a different config that left no checkpoint to compare with."""
+    finished = is_finished(run)
+    if run.checkpoints() and not finished:
+        return  # stopped: the checkpoints say whether it is the same run
+    events = read_journal(run.journal_file) if run.journal_file.exists() else []
+    started = next((e.run_id for e in events if isinstance(e, RunStarted)), None)
+    same = started == prepared.identity.run_id
+    if finished or any(isinstance(e, RunEnded) and e.finished for e in events[-1:]):
+        raise finished_error(run, same=same)
+    results = [p.name for p in (*run.folders, *run.result_files, run.report_file) if p.exists()]
+    if results and not same:
+        kind = "of a different config" if events else f"without their event log ({run.journal_file.name})"
+        raise CheckpointError(
+            f"contains results ({', '.join(results[:3])}) {kind}",
+            where=str(run.path),
+            fix="Set a different --output_dir, or remove the folder to train again.",
+        )

@@ -6,15 +6,11 @@ import csv
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tiny_model import save_tiny_bert, write_csv
 from tunesmith.cli.main import main
-from tunesmith.config.options import RunConfig
-from tunesmith.pipeline import audit
-from tunesmith.pipeline.train import RunResult, finetune
 
 COLD = ["snow", "ice", "frost", "winter", "blizzard", "glacier", "sledge", "hail"]
 WARM = ["sun", "beach", "heat", "summer", "desert", "swim", "palm", "july"]
@@ -57,32 +53,11 @@ def test_the_audit_prints_findings_and_strict_data_is_exit_code_3(
     out = capsys.readouterr().out
     assert "WARNING split_leak: 20 of 60 validation rows are in train: 20 equal" in out
     assert "suspicious_labels" in out
-    found = {int(row["row"]) for row in csv.DictReader(review.read_text().splitlines())}
-    assert len(found & set(range(101, 106))) >= 4
+    found = {int(row["line"]) for row in csv.DictReader(review.read_text().splitlines())}
+    assert len(found & set(range(102, 107))) >= 4
     assert main([*words, "--json", "--strict_data"]) == 3
     assert {"split_leak"} <= {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
     assert main([*words, "--review_file", str(review)]) != 0, "a person's file is not written over"
-
-
-def test_deep_judges_every_row_by_a_model_that_was_trained_without_it(
-    files: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train, _, model = map(str, files)
-    seen: list[tuple[set[str], set[str]]] = []
-
-    def noted(config: RunConfig, **given: Any) -> RunResult:
-        seen.append(({row["text0"] for row in given["train_data"]}, {row["text0"] for row in given["validation_data"]}))
-        return finetune(config, **given)
-
-    monkeypatch.setattr(audit, "finetune", noted)
-    review = tmp_path / "review.csv"
-    words = ["audit", train, "--model_name_or_path", model, "--cache_dir", str(tmp_path / "c"), "--labels", "deep"]
-    assert main([*words, "--review_file", str(review)]) == 0
-    assert "k-fold fine-tuning" in capsys.readouterr().out
-    assert all(trained.isdisjoint(judged) and len(trained | judged) == 120 for trained, judged in seen)
-    assert sum(len(judged) for _, judged in seen) == 120
-    found = {int(row["row"]) for row in csv.DictReader(review.read_text().splitlines())}
-    assert len(found & set(range(101, 106))) >= 4
 
 
 def test_training_shows_warnings_before_beside_and_on_top(

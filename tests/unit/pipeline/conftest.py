@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tiny_model import mood, save_tiny_bert, write_csv
-from tunesmith.pipeline.train import RunObserver, RunResult, finetune
+from tunesmith.pipeline.results import RunResult
+from tunesmith.pipeline.train import RunObserver, finetune
 
 
 @pytest.fixture(scope="session")

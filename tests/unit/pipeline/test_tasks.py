@@ -15,7 +15,7 @@ from tunesmith.config.load import load_config
 from tunesmith.data.tokenize import EncodedRow, make_token_rows
 from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
-from tunesmith.pipeline.identity import is_finished
+from tunesmith.pipeline.train import is_finished
 
 
 def three(count: int = 60) -> list[dict[str, Any]]:
