@@ -25,7 +25,7 @@ from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import Identity, contiguous, load_weights, require_finite
-from tunesmith.training.distributed import make_runtime
+from tunesmith.training.distributed import make_runtime, watch_ranks
 from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
 from tunesmith.training.optimizer import make_optimizer
@@ -96,7 +96,7 @@ def run_trial(options: dict[str, Any]) -> None:
         if options["fault"]:
             name, _, rest = options["fault"].partition(":")
             batches = FAULTS[name](writer, batches, *rest.split(":")) or batches
-        with writer.recording():
+        with watch_ranks(writer.state.runtime), writer.recording():
             follow(writer, batches, options)
 
 

@@ -20,7 +20,7 @@ from patience import patient
 from sampling import crossed
 from tunesmith.cli.main import main
 from tunesmith.errors import ResourceError
-from tunesmith.events import Note, Resumed
+from tunesmith.events import Note, Resumed, StepDone
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
@@ -156,6 +156,26 @@ def test_damaged_event_log_is_named_by_line(bench: Any, copy: Path) -> None:
     ended = engine(copy)
     assert ended.code == 5
     assert "journal.jsonl:4" in ended.last_line
+
+
+def test_event_log_shorter_than_its_checkpoint_is_refused(copy: Path) -> None:
+    journal = RunDir(copy).journal_file
+    whole, _, _ = journal.read_bytes().partition(b'{"event": "StepDone", "step": 6,')
+    journal.write_bytes(whole)
+    ended = engine(copy)
+    assert ended.code == 5, ended.log
+    assert "ends after step 5, but the checkpoint is from step 12: steps 6 to 12 are missing" in ended.last_line
+    assert journal.read_bytes() == whole
+
+
+def test_deleted_event_log_is_noted_and_resumed_twice(copy: Path) -> None:
+    run = RunDir(copy)
+    run.journal_file.unlink()
+    assert engine(copy, env={"TUNESMITH_FAULT": "step.end:kill:3"}).code == -9
+    assert engine(copy).code == 0
+    events = read_journal(run.journal_file)
+    assert any(isinstance(e, Note) and "was gone" in e.text for e in events)
+    assert [e.step for e in events if isinstance(e, StepDone)] == list(range(13, 25))
 
 
 @pytest.mark.parametrize("piece", PIECES[:4])
@@ -320,7 +340,7 @@ def test_doctor_ignores_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-6"]
 
 
-def test_doctor_names_missing_steps_and_damaged_models(
+def test_doctor_names_missing_steps_and_damaged_files(
     lab: Any, run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(lab.root / "whole", run_folder)
@@ -328,8 +348,12 @@ def test_doctor_names_missing_steps_and_damaged_models(
     lines = [line for line in journal.read_text().splitlines(keepends=True) if '"StepDone", "step": 5,' not in line]
     journal.write_text("".join(lines))
     (run_folder / "model" / "config.json").write_text("{}")
+    flip(RunDir(run_folder).predictions_file)
     code, found = doctor(capsys, str(run_folder))
     texts = {p["name"]: p["text"] for p in found["parts"] if p["health"] == "broken"}
     assert code == 5
     assert "no line for step 5" in texts["journal.jsonl"]
     assert "config.json" in texts["model"]
+    assert "predictions.parquet: was modified" in texts["results"]
+    RunDir(run_folder).predictions_file.unlink()
+    assert "predictions.parquet: is missing" in str(doctor(capsys, str(run_folder)))

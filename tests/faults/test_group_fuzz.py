@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from killing import run_killed
 from tiny_model import mood, save_tiny_bert, write_csv
 from tunesmith.cli.main import main
 
@@ -111,3 +112,17 @@ def test_changed_group_is_refused_or_complete(seed: int, finished: Path, tmp_pat
         pytest.fail(f"a changed {what} was accepted")
     if what == "stray":
         assert found["held_out"] == before["held_out"]
+
+
+@pytest.mark.parametrize(
+    "function", ["tunesmith.training.run_writer:RunWriter.end", "tunesmith.pipeline.results:draw_and_explain"]
+)
+def test_fold_killed_at_its_end_is_finished_with_its_report(function: str, finished: Path, tmp_path: Path) -> None:
+    words = command(finished, output_dir=tmp_path / "runs")
+    run_killed(words, function, 2)
+    assert not (tmp_path / "runs" / "fold-2" / "report.html").exists()
+    assert main(words) == 0
+    for fold in range(1, FOLDS + 1):
+        assert (tmp_path / "runs" / f"fold-{fold}" / "report.html").is_file()
+    found, expected = (json.loads((place / "runs" / "repeats.json").read_text()) for place in (tmp_path, finished))
+    assert found == expected

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from patience import patient
 from sampling import crossed
 from tunesmith.events import Evaluated
 from tunesmith.runs.event_log import read_journal
-from tunesmith.runs.folder import RunDir
+from tunesmith.runs.folder import RunDir, end_of
 
 CODES = {"TERM": 143, "INT": 130}
 
@@ -104,3 +107,31 @@ def test_signal_to_the_command_saves_and_resumes(lab: Any, run_folder: Path, nam
     assert "the same command resumes from here" in ended.last_line
     assert lab.train(run_folder).code == 0
     lab.same(run_folder)
+
+
+def test_late_signals_exit_with_0_only_after_a_finished_run(lab: Any, run_folder: Path) -> None:
+    """The run has written its scores; report, curves and the removal of checkpoints follow."""
+    seed = new_seed()
+    rng = random.Random(seed)
+    for trial in range(size(full=60, ci=3)):
+        name, at = rng.choice(list(CODES)), rng.uniform(0.0, patient(1.5))
+        ended = lab.train(run_folder, signals=[[at, name]], signals_after=RunDir(run_folder).metrics_file)
+        where = f"seed {seed}, trial {trial}: {name} after {at:.3f} s: {ended.code}\n{ended.log[-800:]}"
+        finished = end_of(RunDir(run_folder)) is not None
+        assert finished or ended.code == CODES[name], where
+        if not finished:
+            assert lab.train(run_folder).code == 0, where
+        lab.same(run_folder)
+        shutil.rmtree(run_folder)
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_signal_during_the_exit_of_python_keeps_the_code(name: str) -> None:
+    script = (
+        "import atexit, os, signal, sys\n"
+        "from tunesmith.cli.main import entry\n"
+        f"atexit.register(os.kill, os.getpid(), signal.SIG{name})\n"
+        "sys.argv = ['tunesmith', '--version']\n"
+        "entry()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

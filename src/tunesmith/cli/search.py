@@ -31,14 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
     )
-    add_flag(section, "--sampler", "Sampler. Default: tpe.", choices=("tpe", "random"), default="tpe")
-    add_flag(
-        section,
-        "--pruner",
-        "Pruner that ends trials early. Default: median.",
-        choices=("median", "hyperband", "none"),
-        default="median",
-    )
+    add_flag(section, "--no_prune", "Train every trial to its end. Default: end a trial that is behind the median.")
     add_config_arguments(parser)
 
 
@@ -56,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.cli.train import with_console
     from tunesmith.tuning.search import SearchPlan, read_space, search_options
 
-    plan = SearchPlan(read_space(args.vary, config), args.trials, args.sampler, args.pruner)
+    plan = SearchPlan(read_space(args.vary, config), args.trials, not args.no_prune)
     print_search(with_console(config, lambda observer: search_options(config, plan, observer)))
     return 0
 

@@ -165,7 +165,7 @@ def why_not(model: nn.Module) -> str | None:
     family = FAMILIES[kind]
     if type(model) is not getattr(transformers, family.classifier):
         return f"{type(model).__name__} is not transformers' own {family.classifier}, its head may read any token"
-    return _why_not_by_config(model) or why_not_original(model, family.own_head)
+    return why_not_by_config(model) or why_not_original(model, family.own_head)
 
 
 def known_encoders(model: nn.Module) -> list[nn.Module]:
@@ -184,10 +184,11 @@ def why_not_encoder(encoder: nn.Module) -> str | None:
         return "gradient checkpointing repeats layers"
     if anatomy_of(encoder).family.relative and getattr(encoder, "pooler", None) is not None:
         return f"the pooler of {type(encoder).__name__} reads the padded batch"
-    return _why_not_by_config(encoder) or why_not_original(encoder, ())
+    return why_not_by_config(encoder) or why_not_original(encoder, ())
 
 
-def _why_not_by_config(model: nn.Module) -> str | None:
+def why_not_by_config(model: nn.Module) -> str | None:
+    """Return why the config of this encoder rules out packing and padding to other widths; None if it doesn't."""
     config: Any = model.config
     if getattr(config, "is_decoder", False):
         return "the model is configured as a decoder"

@@ -62,7 +62,7 @@ def run_repeats(config: RunConfig, observer: RunObserver) -> Repeated:
             require_same_run(one, run)
             observer.log(f"{run.path} is finished and is kept.")
             if observer.pages and not run.report_file.is_file():
-                draw_and_explain(run)
+                draw_and_explain(run, lambda: None)
         else:
             finetune(one, observer=observer)
         runs.append((one.seed, run.path))

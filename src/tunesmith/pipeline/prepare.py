@@ -226,9 +226,7 @@ def _make_state(
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
     push = config.adversarial
-    state = TrainState(
-        model, optimizer, objective, runtime, may_split=True, push=push, speedups=speedups, only_writer=True
-    )
+    state = TrainState(model, optimizer, objective, runtime, push=push, speedups=speedups, only_writer=True)
     return speedups, state
 
 

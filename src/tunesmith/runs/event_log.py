@@ -53,8 +53,6 @@ MAX_BYTES = 512_000_000
 """About two million steps."""
 MAX_LINE = 1_000_000
 """The longest lines that we write are those of `RowsEvaluated`, some ten thousand bytes."""
-LOST_JOURNAL = "journal.jsonl was gone: the curves begin here, what came before is lost"
-"""What a resume notes where there is no journal."""
 
 _STEP_DONE, _RESUMED = b'{"event": "StepDone", "step": ', b'{"event": "Resumed", "step": '
 """How `encode_event` begins a StepDone line: lets a million of them be told apart without parsing."""
@@ -109,6 +107,16 @@ class Journal:
         self.close()
 
 
+def open_journal(path: Path, event: RunStarted | Resumed) -> tuple[Journal, list[str]]:
+    """Open a new event log, or the old one at the step of a checkpoint; also return what to note about it."""
+    if isinstance(event, RunStarted):
+        path.unlink(missing_ok=True)
+        return Journal(path), []
+    lost = [] if path.exists() else ["journal.jsonl was gone: the curves begin here, what came before is lost"]
+    truncate_journal(path, event.step)
+    return Journal(path), lost
+
+
 def is_journal(path: Path) -> bool:
     """Whether this is a plain file that a tunesmith run wrote, damaged or not, or an empty one."""
     try:
@@ -157,12 +165,12 @@ def _end_of_last_line(file: BinaryIO, path: Path, size: int) -> int:
     return 0
 
 
-def truncate_journal(path: str | Path, step: int, *, complete: bool = False) -> int:
+def truncate_journal(path: str | Path, step: int) -> int:
     """Drop everything after the safe point of `step`, in one atomic rename; return the number of lines dropped.
 
     Kept: events with `event.step <= step`, so that the run that resumes there writes the rest again, once. Two exceptions:
     `EpochStarted(step=step)`, which begins the next epoch, and every `RunEnded`. With `step` 0, only RunStarted, Resumed and Note
-    of step 0 stay. With `complete`, a log that ends before `step` is a CheckpointError: its steps would be missing from then on.
+    of step 0 stay. A log that ends before `step` is a CheckpointError: its steps would be missing from then on.
     """
     path = Path(path)
     if not path.exists():
@@ -176,7 +184,7 @@ def truncate_journal(path: str | Path, step: int, *, complete: bool = False) -> 
             out.write(line)
             if line.startswith((_STEP_DONE, _RESUMED)):
                 last = max(last, int(line.split(b'"step": ', 1)[1].split(b",", 1)[0]))
-        if complete and last < step:
+        if last < step:
             raise CheckpointError(
                 f"ends after step {last}, but the checkpoint is from step {step}: steps {last + 1} to {step} are missing",
                 where=str(path),
@@ -254,11 +262,9 @@ FLOATS = ("epoch", "loss", "grad_norm", "learning_rate", "seconds")
 INTEGERS = ("step", "examples", "tokens", "padded_tokens")
 MOST_BYTES = 64_000_000
 """Bytes that `ColumnsTail` reads line by line in one poll; what is left waits for the next."""
-HEAD, TAIL, FAR_TAIL = 4096, 65_536, 2_000_000
-"""Bytes at the ends that `peek_journal` reads; the far tail only where the near one holds no evaluation."""
+HEAD = 4096
 SPARK_POINTS = 40
 
-_STEP, _EVALUATED = b'{"event": "StepDone"', b'{"event": "Evaluated"'
 _LOSS = re.compile(rb'"event": "StepDone", [^\n]{,400}?"loss": (-?\d{1,20}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,3})?),')
 
 
@@ -323,7 +329,7 @@ class ColumnsTail:
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """What the ends of a journal tell. `score` is the newest validation score; `spark` a few losses over the whole run."""
+    """What the ends of an event log tell. `score` is the newest validation score; `spark` a few losses of the whole run."""
 
     num_steps: int = 0
     step: int = 0
@@ -336,58 +342,45 @@ class Peek:
 
 
 def peek_journal(path: Path) -> Peek:
-    """Facts from both ends, read in about a millisecond: an absent journal has none, an unreadable one a problem."""
+    """Facts from both ends, read in about a millisecond: an absent event log has none, an unreadable one a problem."""
     try:
         with open_plain(path) as file:
-            handle = file.fileno()
-            size = os.fstat(handle).st_size
-            head = os.pread(handle, HEAD, 0)
-            tail, far = _end_lines(handle, size, TAIL), []
-            if not any(line.startswith(_EVALUATED) for line in tail) and size > TAIL:
-                far = _end_lines(handle, size, FAR_TAIL)
-            spark = _sample_losses(handle, size)
-            endless = size > MAX_LINE and b"\n" not in os.pread(handle, MAX_LINE, size - MAX_LINE)
+            head, size = file.readline(HEAD), os.fstat(file.fileno()).st_size
+            start = max(0, size - MAX_LINE)
+            tail = os.pread(file.fileno(), MAX_LINE, start)
+            spark = _sample_losses(file.fileno(), size)
     except OSError:
         return Peek()
     except BadFile as error:
         return Peek(problem=f"{path.name} {error}")
-    problems = [f"its last line has more than {MAX_LINE:,} bytes"] if endless else []
-    first = _decoded(head[: head.rfind(b"\n") + 1].split(b"\n")[:1], problems)
-    started = first[0] if first and isinstance(first[0], RunStarted) else None
-    newest = next((line for line in reversed(tail or far) if line.startswith(_STEP)), None)
-    last = _decoded([line for line in reversed(tail or far) if line is newest or not line.startswith(_STEP)], problems)
-    evaluated = next((e for e in last if isinstance(e, Evaluated) and e.split == "validation"), None)
-    if evaluated is None:
-        found = _decoded([line for line in far if line.startswith(_EVALUATED)][-1:], problems)
-        evaluated = next((e for e in found if isinstance(e, Evaluated)), None)
-    step = next((e for e in last if isinstance(e, StepDone)), None)
-    end = next((e for e in last if not (isinstance(e, Evaluated) and e.split != "validation")), None)
+    started = end = step = evaluated = problem = None
+    try:
+        if start and b"\n" not in tail:
+            raise CheckpointError(f"its last line has more than {MAX_LINE:,} bytes")
+        started = decode_line(head, where="") if head.endswith(b"\n") else None
+        for line in reversed(tail[: tail.rfind(b"\n") + 1].splitlines()[1 if start else 0 :]):
+            if step is not None and line.startswith(_STEP_DONE):
+                continue
+            event = decode_line(line, where="")
+            if isinstance(event, Evaluated):
+                if event.split != "validation":
+                    continue
+                evaluated = event
+            end = end or event
+            step = event if isinstance(event, StepDone) else step
+            if step is not None and evaluated is not None:
+                break
+    except CheckpointError as error:
+        problem = error.problem
     return Peek(
-        num_steps=max(0, started.num_steps) if started else 0,
+        num_steps=max(0, started.num_steps) if isinstance(started, RunStarted) else 0,
         step=step.step if step else 0,
         ended=end.reason if isinstance(end, RunEnded) else None,
         loss=step.loss if step else None,
         score=_score(evaluated.metrics) if evaluated else None,
         spark=spark,
-        problem=problems[0] if problems else None,
+        problem=problem,
     )
-
-
-def _end_lines(handle: int, size: int, count: int) -> list[bytes]:
-    """The whole lines of the last `count` bytes; the first of a part may be the second half of one."""
-    data = os.pread(handle, count, max(0, size - count))
-    lines = data[: data.rfind(b"\n") + 1].split(b"\n")
-    return [line for line in lines[1 if size > count else 0 :] if line]
-
-
-def _decoded(lines: list[bytes], problems: list[str]) -> list[Event]:
-    found = []
-    for line in filter(None, lines):
-        try:
-            found.append(decode_line(line, where=""))
-        except CheckpointError as error:
-            problems.append(error.problem)
-    return [event for event in found if event is not None]
 
 
 def _score(metrics: dict[str, float | None]) -> tuple[str, float] | None:

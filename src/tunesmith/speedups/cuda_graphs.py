@@ -109,11 +109,15 @@ class StepGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            with _capturing(graph, self._pool):
+            with capturing(graph, self._pool):
                 numbers.copy_(body(fixed, self._rate, self._factor))
         except _REFUSED as error:
-            self._recover()
-            log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", _reason(error))
+            self._graphs.clear()
+            self._pool = None  # torch takes nothing from a pool whose graphs are all gone
+            self.off = True
+            forget_broken_capture(self._device)
+            why = capture_failure(error)
+            log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", why)
             return None
         return _Captured(graph, fixed, numbers)
 
@@ -133,20 +137,18 @@ class StepGraphs:
         self._graphs.clear()
         self._pool = None
 
-    def _recover(self) -> None:
-        """Leave the device as if nothing had been captured; the generator of a broken capture would refuse to draw."""
-        self._graphs.clear()
-        self._pool = None  # torch takes nothing from a pool whose graphs are all gone
-        torch.cuda.synchronize()
-        fresh = torch.Generator(device=self._device)
-        torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(fresh)
-        self.off = True
+
+def forget_broken_capture(device: torch.device) -> None:
+    """Leave the device as if nothing had been captured; the generator of a broken capture would refuse to draw."""
+    torch.cuda.synchronize()
+    fresh = torch.Generator(device=device)
+    torch.cuda.default_generators[device.index or 0].graphsafe_set_state(fresh)
 
 
 _READS = ("cudaErrorStreamCapture", "Cannot copy between CPU and CUDA tensors")
 
 
-def _reason(error: BaseException) -> str:
+def capture_failure(error: BaseException) -> str:
     """Why a capture was refused. What torch and CUDA say of a read names neither the model nor the read."""
     if any(text in str(error) for text in _READS):
         return "the model reads values back from the GPU in the middle of a step"
@@ -154,7 +156,7 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _capturing(graph: Any, pool: Any) -> Iterator[None]:
+def capturing(graph: Any, pool: Any) -> Iterator[None]:
     """Python frees no cycles inside: pinned memory of an earlier run, freed in the middle of a capture, would record its event
     in the captured stream, and every later use of pinned memory would ask that event in vain. Other threads continue (batches
     are pinned, checkpoints copied): only this one must not touch the device."""
@@ -229,10 +231,13 @@ class BucketPadding(Padding):
 
     def width(self, longest: int) -> int:
         """Columns of a batch whose longest row has `longest` tokens."""
-        if not self.switch.on:
-            return longest
-        multiple = 16 if longest <= 128 else 32 if longest <= 256 else 64
-        return max(longest, min(-(-longest // multiple) * multiple, self.longest))
+        return max(longest, min(bucket_width(longest), self.longest)) if self.switch.on else longest
+
+
+def bucket_width(longest: int) -> int:
+    """Round a number of columns up to one of few widths."""
+    multiple = 16 if longest <= 128 else 32 if longest <= 256 else 64
+    return -(-longest // multiple) * multiple
 
 
 def bucketed(padding: Padding, longest: int) -> BucketPadding:
@@ -283,7 +288,7 @@ HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 class Fingerprint:
     """Of a model and its optimizer, taken before each step: a replay would not notice what they have become."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         self._model, self._optimizer = model, optimizer
         self._places, self._moves = list[int](), 0
         self._list_modules()
@@ -319,6 +324,7 @@ class Fingerprint:
 
     def of_step(self) -> Hashable | None:
         """Equal as long as a captured step still does what it would do uncaptured; None while a hook is called inside one."""
+        assert self._optimizer is not None
         parameters = self._parameters()
         of_optimizer = [getattr(self._optimizer, name) for name in STEP_HOOKS if hasattr(self._optimizer, name)]
         if is_watched(filter(None, [*self._hooks, *of_optimizer])) or any(any(map(of, parameters)) for of in HOOKS):
@@ -326,14 +332,24 @@ class Fingerprint:
         settings = tuple(tuple(g.get(n) for n in _SETTINGS) for g in self._optimizer.param_groups)
         trained = (*[len(g["params"]) for g in self._optimizer.param_groups], *map(REQUIRES_GRAD, parameters))
         places = tuple(map(torch.Tensor.data_ptr, parameters))
-        shares = (*[m.p for m in self._dropouts], *[a.get(n) for a, n in self._shares])
-        return places, shares, settings, trained, self._changes_of_moments()
+        return places, self._drop_shares(), settings, trained, self._changes_of_moments()
+
+    def of_call(self) -> Hashable | None:
+        """Equal as long as a captured call of the model does what the model does; None while a hook listens to it."""
+        model = self.of_model()
+        if is_watched(filter(None, self._hooks)):
+            return None
+        return model, self._drop_shares(), tuple([module.training for module in self._modules])
+
+    def _drop_shares(self) -> tuple[Any, ...]:
+        return (*[m.p for m in self._dropouts], *[a.get(n) for a, n in self._shares])
 
     def _changes_of_moments(self) -> int:
         """How often the optimizer's state came to lie elsewhere, as what a checkpoint or `load_state_dict` puts in does.
 
         The first step makes it: that is not a change.
         """
+        assert self._optimizer is not None
         values = chain.from_iterable(state.values() for state in self._optimizer.state.values())
         places = [v.data_ptr() for v in values if isinstance(v, torch.Tensor)]
         if places != self._places:

@@ -35,6 +35,7 @@ from tunesmith.speedups.verify import (
     judge_by,
     nothing_left_behind,
     spread_by_length,
+    weighted_gradients,
 )
 
 PACKING, FIRST_TOKEN, IN_EVALUATION = "packing", "first-token-only last layer", "packing in evaluation"
@@ -344,17 +345,8 @@ class PackedCalls:
             out = forward(*args, **kwargs)
         if self._only_loss and torch.is_grad_enabled() and isinstance(out, Mapping) and out.get("loss") is not None:
             out = out["loss"]
-        outputs = [tensor.float() for tensor in _tensors(out)]
-        if not outputs:
-            raise ValueError("the model returns no tensors")
-        total = torch.stack([(tensor * _weights(tensor)).sum() for tensor in outputs]).sum()
-        found = {f"output {number}": tensor.detach() for number, tensor in enumerate(outputs)}
-        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad} if total.requires_grad else {}
-        gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True) if named else ()
-        for (name, parameter), gradient in zip(named.items(), gradients, strict=True):
-            found[name] = torch.zeros_like(parameter) if gradient is None else gradient.detach().float()
-        size = torch.stack([tensor.detach().double().norm() for tensor in outputs]).norm()
-        return Gradients(size, found)
+        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        return weighted_gradients([tensor.float() for tensor in _tensors(out)], named)
 
 
 def _keep(*_: Any) -> None:
@@ -386,11 +378,6 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
     elif isinstance(output, (list, tuple)):
         for value in output:
             yield from _tensors(value)
-
-
-def _weights(tensor: torch.Tensor) -> torch.Tensor:
-    """Return weights of a sum that make every element count differently."""
-    return torch.cos(torch.arange(tensor.numel(), device=tensor.device, dtype=tensor.dtype) + 0.5).view(tensor.shape)
 
 
 def _without_padding(rows: torch.Tensor, lengths: NDArray[np.int64]) -> list[NDArray[Any]]:

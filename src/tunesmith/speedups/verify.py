@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -248,6 +248,25 @@ def _measure(state: TrainState, batch: Batch, half: bool) -> Gradients:
     return Gradients(loss.detach().double(), gradients, max(TOLERANCE, 8 * coarsest))
 
 
+def weighted_gradients(outputs: list[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Gradients:
+    """Return outputs of a model and the gradients of a weighted sum of them; the size of the outputs stands for a loss."""
+    if not outputs:
+        raise ValueError("the model returns no tensors")
+    total = torch.stack([(tensor * _sum_weights(tensor)).sum() for tensor in outputs]).sum()
+    found = {f"output {number}": tensor.detach() for number, tensor in enumerate(outputs)}
+    named = dict(parameters) if total.requires_grad else {}
+    gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True) if named else ()
+    for (name, parameter), gradient in zip(named.items(), gradients, strict=True):
+        found[name] = torch.zeros_like(parameter) if gradient is None else gradient.detach().float()
+    size = torch.stack([tensor.detach().double().norm() for tensor in outputs]).norm()
+    return Gradients(size, found)
+
+
+def _sum_weights(tensor: torch.Tensor) -> torch.Tensor:
+    """Return weights of a sum that make every element count differently."""
+    return torch.cos(torch.arange(tensor.numel(), device=tensor.device, dtype=tensor.dtype) + 0.5).view(tensor.shape)
+
+
 def _differentiate(model: nn.Module, loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
     """Gradients without their hooks: those on parameters are not called."""
     if not getattr(model, "is_gradient_checkpointing", False):
@@ -300,7 +319,6 @@ def _named(name: str, expected: torch.Tensor, found: torch.Tensor) -> str:
 @contextmanager
 def nothing_left_behind(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Switch dropout off and make matmuls exact in this block; then restore weights, attributes and generators."""
-    generators = generator_states(device)
     precision = torch.get_float32_matmul_precision()
     attributes = [(vars(m), dict(vars(m)), _contents(m)) for m in model.modules()]
     own = why_not(model) is not None  # a custom forward pass might write to weights
@@ -316,7 +334,8 @@ def nothing_left_behind(model: nn.Module, device: torch.device) -> Iterator[None
         model.train()
         for module in model.modules():
             _stop_dropping(module)
-        yield
+        with generators_unchanged(device):
+            yield
     finally:
         torch.set_float32_matmul_precision(precision)
         for parameter, gradient, hooks in watched:
@@ -329,8 +348,16 @@ def nothing_left_behind(model: nn.Module, device: torch.device) -> Iterator[None
             for tensor, value in zip(tensors, values, strict=True):
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
-        by_rank = {f"{k}.{0}": v for k, v in generators["tensors"].items()}
-        restore_generators(by_rank, generators["plain"], 0, device)
+
+
+@contextmanager
+def generators_unchanged(device: torch.device) -> Iterator[None]:
+    """Put the random generators back after this block."""
+    found = generator_states(device)
+    try:
+        yield
+    finally:
+        restore_generators({f"{name}.0": t for name, t in found["tensors"].items()}, found["plain"], 0, device)
 
 
 def _stop_dropping(module: nn.Module) -> None:

@@ -93,18 +93,20 @@ class CapturedSteps:
         self._switch(on=False)
 
     @classmethod
-    def make(cls, trainer: Any, kind: type, dataset: Any) -> CapturedSteps | None:
-        """Return whole steps for an unmodified script on a GPU; None for any other."""
+    def make(cls, trainer: Any, kind: type, dataset: Any) -> CapturedSteps | str:
+        """Return whole steps for an unmodified script on a GPU; for any other the reason why there are none."""
         if not (trainer.args.device.type == "cuda" and has_triton()) and not trainer._force_captured_steps:
-            return None
-        padding = collator_padding(trainer.data_collator)
+            return "Triton is not installed"
         if trainer.accelerator.mixed_precision == "fp16" and trainer.accelerator.native_amp:
-            return None  # the loss scale is accelerate's
-        if padding is None or why_not_whole(trainer, kind) is not None:
-            return None
-        rows = token_rows_of(dataset)
+            return "the loss scale is accelerate's"
+        reason = why_not_whole(trainer, kind)
+        if reason is not None:
+            return reason
+        padding, rows = collator_padding(trainer.data_collator), token_rows_of(dataset)
+        if padding is None:
+            return "data_collator is not DataCollatorWithPadding"
         if rows is None or not holds_token_rows(dataset, rows):
-            return None
+            return "the rows are not plainly those of an Arrow table"
         return cls(trainer, rows, padding)
 
     def begin(self, optimizer: Any) -> None:

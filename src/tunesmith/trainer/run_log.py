@@ -11,7 +11,7 @@ import numpy as np
 
 from tunesmith.events import Evaluated, Event, Note, Resumed, RunEnded, RunStarted, StepDone
 from tunesmith.files import disk_error
-from tunesmith.runs.event_log import LOST_JOURNAL, Journal, read_journal, truncate_journal
+from tunesmith.runs.event_log import Journal, open_journal, read_journal
 from tunesmith.runs.folder import RunDir
 
 if TYPE_CHECKING:
@@ -24,20 +24,14 @@ class RunLog:
     """Writes journal.jsonl. Only the main process has one."""
 
     def __init__(self, run: RunDir, event: RunStarted | Resumed, notes: tuple[str, ...] = ()) -> None:
-        file, fresh = run.journal_file, isinstance(event, RunStarted)
-        if not fresh and not file.exists():
-            notes = (LOST_JOURNAL, *notes)
-        if fresh:
-            file.unlink(missing_ok=True)
-        else:
-            truncate_journal(file, event.step, complete=True)
-        past = [] if fresh or not file.exists() else read_journal(file)
+        journal, lost = open_journal(run.journal_file, event)
+        past = read_journal(run.journal_file)
         self._known = {(e.step, e.split) for e in past if isinstance(e, Evaluated)}
         """Evaluations before a resume, which may be repeated."""
-        self._journal: Journal | None = Journal(file)
+        self._journal: Journal | None = journal
         self._step, self._time = event.step, time.perf_counter()
         self.write(event)
-        for text in notes:
+        for text in (*lost, *notes):
             self.write(Note(event.step, text))
 
     def write(self, event: Event) -> None:

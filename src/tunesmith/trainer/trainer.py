@@ -2,8 +2,8 @@
 event log and checkpoints that can be trusted.
 
 What is overridden, in the order of this file:
-- fast steps: `training_step`, `compute_loss` and `prediction_step` run inside `PackedCalls.active()`; on a GPU,
-  `_run_epoch` runs the steps of unmodified scripts as CUDA graphs (captured_steps.py);
+- fast steps: `training_step`, `compute_loss` and `prediction_step` run inside `PackedCalls.active()`, on a GPU the training
+  calls inside `ModelGraphs.active()`; `_run_epoch` runs the steps of unmodified scripts as CUDA graphs (captured_steps.py);
 - order: `_get_train_sampler` and `_get_eval_sampler` are functions of (seed, epoch) and of the input order;
 - NaN: `training_step` and `_get_grad_norm` stop the run before the update;
 - checkpoints: `_save_checkpoint` and `_load_*` write and read verified folders without pickle, and resume exactly.
@@ -32,11 +32,9 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 from torch.utils.data import RandomSampler, SequentialSampler
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import has_length
-from transformers.utils import can_return_loss, find_labels
 
 from tunesmith.errors import (
     CheckpointError,
@@ -53,6 +51,7 @@ from tunesmith.runs.event_log import first_event, require_journal
 from tunesmith.runs.folder import RunDir, checkpoint_step
 from tunesmith.runs.lock import RunLock
 from tunesmith.runs.manifest import MANIFEST, publish_folder, read_manifest, require_own_target, sweep, verify
+from tunesmith.speedups.model_graphs import GRAPHS, ModelGraphs
 from tunesmith.speedups.packed_calls import PACKING, PackedCalls
 from tunesmith.trainer.identity import BATCH, is_arrow_dataset, model_mark, trainer_identity
 from tunesmith.trainer.run_log import RunLog
@@ -62,6 +61,7 @@ from tunesmith.training.checkpoint import (
     differences,
     from_plain,
     holds_names,
+    is_weights,
     load_weights,
     missing_file,
     newest_intact,
@@ -70,9 +70,7 @@ from tunesmith.training.checkpoint import (
     rotate,
     to_plain,
     unpack_optimizer,
-    verify_checkpoint,
     weight_files,
-    weight_names,
     write_files,
 )
 from tunesmith.training.state import generator_states, restore_generators
@@ -118,8 +116,6 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "include_inputs_for_metrics": ("include_for_metrics", ["inputs"]),
 }
 """Old switches -> the option and value that True stands for."""
-MOVED = ("dispatch_batches", "split_batches")
-"""Old options that are values of `accelerator_config` now."""
 
 
 class TrainingArguments(transformers.TrainingArguments):  # type: ignore[misc]
@@ -137,7 +133,6 @@ def modern_names(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options under their current names; an unknown name raises a ConfigError that suggests the nearest."""
     known = {f.name for f in dataclasses.fields(transformers.TrainingArguments) if f.init}
     out: dict[str, Any] = {}
-    moved: dict[str, Any] = {}
     for name, value in options.items():
         if name in known:
             out[name] = value
@@ -152,20 +147,12 @@ def modern_names(options: dict[str, Any]) -> dict[str, Any]:
             new, switched = SWITCHES[name]
             log.warning("%s is called %s=%r now", name, new, switched)
             out |= {new: switched} if value else {}
-        elif name in MOVED:
-            log.warning("%s is part of accelerator_config now", name)
-            moved[name] = value
         elif name in DROPPED:
             log.warning("%s is not needed: %s", name, DROPPED[name])
         else:
-            names = tuple(sorted(known | RENAMED.keys() | DROPPED.keys() | set(MOVED)))
+            names = tuple(sorted(known | RENAMED.keys() | DROPPED.keys()))
             raise ConfigError(f"TrainingArguments has no {name!r}", fix=did_you_mean(name, names))
-    config = out.get("accelerator_config") or {}
-    if moved and not isinstance(config, dict):
-        raise ConfigError(
-            f"{', '.join(moved)} and accelerator_config are both set", fix="Set it in accelerator_config only."
-        )
-    return {**out, "accelerator_config": {**config, **moved}} if moved else out
+    return out
 
 
 class EpochLengthSampler(LengthGroupedSampler):  # type: ignore[misc]
@@ -193,7 +180,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     """Set it to True to resume although data, model, tokenizer or arguments changed."""
 
     _packed: PackedCalls | None = None
-    _reported: tuple[str, ...] | None = None
+    _graphs: ModelGraphs | None = None
+    _stand_in_for_capture: Any = None
+    """For tests: what captures the encoder without a GPU."""
+    _reported: Any = None
     _run_log: RunLog | None = None
     _run_id: str = ""
     _identity: Identity | None = None
@@ -201,6 +191,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     _force_captured_steps: bool = False
     """For tests: run whole steps without a GPU."""
     _captured: CapturedSteps | None = None
+    _why_not_whole: str = ""
     _step_loss: float | None = None
     _loss_before: float = 0.0
     _step_tokens: tuple[int, int] = (0, 0)
@@ -219,6 +210,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             log.warning("tokenizer= is called processing_class= now")
             options.setdefault("processing_class", tokenizer)
         super().__init__(*args, **options)
+        if self.args.world_size > 1:
+            from tunesmith.training.distributed import wait_for_gloo_at_exit
+
+            wait_for_gloo_at_exit()
 
     @property
     def tokenizer(self) -> Any:
@@ -227,12 +222,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def _validate_args(self) -> None:
         super()._validate_args()
-        kind = type(self.model)
-        if kind.__name__ in MODEL_MAPPING_NAMES.values() and not find_labels(kind) and not can_return_loss(kind):
-            raise ConfigError(
-                f"The model you have picked ({kind.__name__}) cannot be used as is for training: it only computes hidden states",
-                fix="Use one with a head, such as AutoModelForSequenceClassification.",
-            )
         args, wanted = self.args, self.args.metric_for_best_model
         if args.fp16 and args.device.type == "cpu":
             log.warning("fp16=True has no effect on a CPU: training runs in float32.")
@@ -308,7 +297,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 problem = "it was not written by tunesmith's Trainer" if folder.is_dir() else "there is no such folder"
                 fix = "Load its weights with from_pretrained and start a new run." if folder.is_dir() else None
                 raise CheckpointError(f"Can't find a valid checkpoint at {folder}: {problem}", fix=fix)
-            verify_checkpoint(folder)
+            verify(folder)
             return str(folder)
         first = first_event(run.journal_file) if run.journal_file.is_file() else None
         newest, self._skipped = newest_intact(run, first.run_id if isinstance(first, RunStarted) else None)
@@ -347,14 +336,16 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         exact = resume_from_checkpoint is not None and not self._is_sharded
         if self.args.save_strategy != "no" and self._identity is None:
             self._identity = self._make_identity()
-        self._packed, self._reported = self._choose_speedups(), None
         self._close_captured()
         self._captured = None
+        self._choose_speedups()
         on_gpu = self.args.device.type == "cuda" or self._force_captured_steps
         if on_gpu and self._why_no_speedups() is None:
             from tunesmith.trainer.captured_steps import CapturedSteps
 
-            self._captured = CapturedSteps.make(self, Trainer, self._training_rows())
+            made = CapturedSteps.make(self, Trainer, self._training_rows())
+            self._captured = made if isinstance(made, CapturedSteps) else None
+            self._why_not_whole = made if isinstance(made, str) else ""
         notes = self._notes
         if self.use_speed_ups:
             notes = (*notes, self._describe_speedups())
@@ -382,6 +373,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _close_captured(self) -> None:
         if self._captured is not None:
             self._captured.close()
+        if self._graphs is not None:
+            self._graphs.free()
 
     def _restore_position(self, folder: Path, computed: tuple[int, int]) -> tuple[int, int]:
         """Return (epoch, batches to skip) of a checkpoint; an epoch that was complete but not ended is ended first."""
@@ -470,14 +463,24 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     # ---- Fast steps ----
 
-    def _choose_speedups(self) -> PackedCalls | None:
-        """Return packed calls for the model; None if the arguments rule them out."""
+    def _choose_speedups(self) -> None:
+        """Choose packed calls, and on a GPU CUDA graphs for the training calls, unless the arguments rule them out."""
+        self._packed = self._graphs = None
         if self._why_no_speedups() is not None:
-            return None
+            return
         half = self.accelerator.mixed_precision in ("bf16", "fp16") and self.accelerator.native_amp
         own_loss = type(self).compute_loss is not Trainer.compute_loss or "compute_loss" in vars(self)
         only_loss = not own_loss and self.compute_loss_func is None and self.label_smoother is None
-        return PackedCalls(self.model, half=half, only_loss=only_loss)
+        self._packed = PackedCalls(self.model, half=half, only_loss=only_loss)
+        if self.args.device.type == "cuda" or self._stand_in_for_capture is not None:
+            self._graphs = ModelGraphs(self.model, half=half, capture=self._stand_in_for_capture)
+            if self.args.world_size > 1:
+                self._graphs.close("several processes train")
+        self._reported = self._in_use()
+
+    def _in_use(self) -> Any:
+        """Return what a line about speedups was written for: it is written again when this changes."""
+        return self._packed and self._packed.on, self._graphs and self._graphs.off
 
     def _why_no_speedups(self) -> str | None:
         args = self.args
@@ -498,36 +501,39 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             )
         on = () if packed is None else packed.on
         off = {PACKING: self._why_no_speedups()} if packed is None else packed.off
+        if self._graphs is not None and self._graphs.off is None:
+            on = (GRAPHS,)
+            off = {"CUDA graph of the whole step": self._why_not_whole} if self._why_not_whole else {}
+        elif self._graphs is not None:
+            off = {GRAPHS: self._graphs.off, **off}
         reasons = [f"{name[0].upper()}{name[1:]} is off because {reason}." for name, reason in off.items()]
         return " ".join([f"Speedups: {', '.join(on) or 'none'}.", *reasons])
 
     @contextlib.contextmanager
-    def _fast(self) -> Iterator[None]:
-        """Pack the calls of the model inside this block."""
+    def _fast(self, *, training: bool) -> Iterator[None]:
+        """Pack the calls of the model inside this block, or replay them as CUDA graphs."""
         if self._packed is None or self._packed.model is not self.model:
-            self._packed, self._reported = self._choose_speedups(), None
-        packed = self._packed
-        if packed is None:
+            self._choose_speedups()
+        if self._packed is None:
             yield
             return
-        self._reported = packed.on if self._reported is None else self._reported
-        with packed.active():
+        replays = training and self._graphs is not None and self._graphs.off is None
+        with self._graphs.active() if self._graphs is not None and replays else self._packed.active():
             yield
-        if packed.on != self._reported:
-            self._reported = packed.on
-            line = self._describe_speedups()
+        if self._in_use() != self._reported:
+            self._reported, line = self._in_use(), self._describe_speedups()
             log.warning(line)
             if self._run_log is not None:
                 self._run_log.write(Note(self.state.global_step, line))
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Compute transformers' loss on a packed batch."""
-        with self._fast():
+        with self._fast(training=self.model.training):
             return super().compute_loss(model, inputs, *args, **options)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Run transformers' training step on a packed batch; a NaN or infinite loss raises a NumericsError."""
-        with self._fast():
+        with self._fast(training=True):
             loss = super().training_step(model, inputs, *args, **options)
         value, ids = float(loss), inputs.get("input_ids") if isinstance(inputs, Mapping) else None
         if isinstance(ids, torch.Tensor) and ids.device.type == "cpu":
@@ -542,7 +548,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Run transformers' prediction step on a packed batch."""
-        with self._fast():
+        with self._fast(training=False):
             return super().prediction_step(model, inputs, *args, **options)
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
@@ -815,9 +821,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             super()._load_best_model()
             return
         try:
-            verify_checkpoint(folder)
+            verify(folder)
         except CheckpointError as error:
-            verify(folder, names=weight_names(folder))
+            verify(folder, names=set(filter(is_weights, read_manifest(folder)["files"])))
             log.warning("The weights of the best checkpoint are valid and used, but: %s", error.line())
         load_weights(self.model, folder)
 

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import shutil
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from tunesmith.runs.folder import RunDir, checkpoint_step
 from tunesmith.runs.manifest import publish_folder, read_manifest, retire, verify
 from tunesmith.training.state import BestSoFar, TrainState, generator_states, restore_generators
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
 BESIDE = "trained.safetensors"
 """With adapters only: trained tensors that the adapter files don't contain as they are, under the model's own names."""
 OPTIMIZER, GENERATORS, STATE = "optimizer.safetensors", "generators.safetensors", "state.json"
@@ -259,27 +259,13 @@ def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
 # Verifying, finding and deleting
 
 
-def verify_checkpoint(folder: Path) -> dict[str, Any]:
-    """Return the manifest of an intact checkpoint; a CheckpointError names the first damaged file.
-
-    Weights that were split into shards later must be the same tensors: as one file they have the hash of the manifest.
-    """
-    files = read_manifest(folder)["files"]
-    sharded = WEIGHTS in files and not (folder / WEIGHTS).exists() and (folder / INDEX).is_file()
-    if sharded:
-        content = hashlib.sha256(save(read_weights(folder), metadata={"format": "pt"})).hexdigest()
-        if content != files[WEIGHTS]["sha256"]:
-            raise CheckpointError(f"its tensors are not those of {WEIGHTS}", where=str(folder / INDEX))
-    return verify(folder, names=set(files) - {WEIGHTS} if sharded else None)
-
-
 def newest_intact(run: RunDir, run_id: str | None = None) -> tuple[Path | None, tuple[str, ...]]:
     """Return the newest checkpoint that verifies and why each newer one was skipped; of this run if it has any."""
     skipped: list[str] = []
     mine = [f for f in run.checkpoints() if run_id is None or belongs_to(f, run_id, damaged=True)]
     for folder in reversed(mine or run.checkpoints()):
         try:
-            verify_checkpoint(folder)
+            verify(folder)
         except CheckpointError as error:
             skipped.append(error.line())
             continue
@@ -370,7 +356,7 @@ def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, sett
 def _load_vocabulary(state: TrainState, folder: Path) -> None:
     """Load the weights into a model that trains only the embedding rows that occur in the data."""
     assert state.cut is not None
-    stored = read_weights(folder)
+    stored = _read(folder, WEIGHTS)
     name = _embedding_name(state.model)
     if (folder / VOCABULARY).is_file():
         state.cut.load_state_dict(load_file(folder / VOCABULARY))
@@ -384,7 +370,7 @@ def _load_vocabulary(state: TrainState, folder: Path) -> None:
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Copy the weights of a checkpoint into the model, in place. Names and shapes must match."""
     if not has_adapters(model):
-        copy_weights(model, read_weights(folder), str(folder / WEIGHTS))
+        copy_weights(model, _read(folder, WEIGHTS), str(folder / WEIGHTS))
         return
     own = model.state_dict()
     files = adapter_files(model, own, embeddings=False)
@@ -399,28 +385,9 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         _copy(beside, _read(folder, BESIDE), str(folder / BESIDE))
 
 
-def read_weights(folder: Path) -> Tensors:
-    """Read the stored tensors of a model without adapters, from one file or from shards."""
-    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
-        return _read(folder, WEIGHTS)
-    try:
-        places = json.loads((folder / INDEX).read_bytes())["weight_map"]
-        shards = {name: load_file(folder / name) for name in sorted(set(places.values())) if Path(name).name == name}
-        return {tensor: shards[name][tensor] for tensor, name in places.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"its shards cannot be read: {error}", where=str(folder / INDEX)) from error
-
-
 def is_weights(name: str) -> bool:
-    """Return whether a file of a checkpoint contains weights, or lists the files that do."""
-    return name in (WEIGHTS, BESIDE, INDEX) or name.endswith(ADAPTER)
-
-
-def weight_names(folder: Path) -> set[str]:
-    """Return the weight files of a folder with a manifest, including shards."""
-    names = set(read_manifest(folder)["files"])
-    shards = {n for n in names if n.startswith("model-") and n.endswith(".safetensors")}
-    return {name for name in names if is_weights(name)} | shards
+    """Return whether a file of a checkpoint contains weights."""
+    return name in (WEIGHTS, BESIDE) or name.endswith(ADAPTER)
 
 
 def holds_names(folder: Path, model: nn.Module) -> bool:
@@ -599,18 +566,15 @@ def to_plain(value: Any, name: str, tensors: dict[str, torch.Tensor] | None = No
         if type(value) is not Counter and all(type(k) is str and k != KIND for k in value):
             return {k: to_plain(v, f"{k}:{name}", tensors) for k, v in value.items()}
         kind = "counter" if isinstance(value, Counter) else "dict"
-        return {
-            KIND: kind,
-            "value": [[to_plain(k, name), to_plain(v, f"{k}:{name}", tensors)] for k, v in value.items()],
-        }
-    series = next((k for k, (own, _) in _SERIES.items() if isinstance(value, own)), None)
-    if series is None:
-        raise ConfigError(
-            f"{name} is a {type(value).__name__}: only numbers, text, tensors, lists and dicts are saved or sent to other ranks",
-            fix="If it is state of an optimizer or scheduler: leave it out of its state_dict(), or set save_strategy='no'.",
-        )
-    items = [to_plain(v, f"{i}:{name}", tensors) for i, v in enumerate(value)]
-    return items if series == "list" else {KIND: series, "value": items}
+        items = [[to_plain(k, name), to_plain(v, f"{k}:{name}", tensors)] for k, v in value.items()]
+        return {KIND: kind, "value": items}
+    if isinstance(value, (list, tuple)):
+        items = [to_plain(v, f"{i}:{name}", tensors) for i, v in enumerate(value)]
+        return items if isinstance(value, list) else {KIND: "tuple", "value": items}
+    raise ConfigError(
+        f"{name} is a {type(value).__name__}: only numbers, text, tensors, lists and dicts are saved or sent to other ranks",
+        fix="If it is state of an optimizer or scheduler: leave it out of its state_dict(), or set save_strategy='no'.",
+    )
 
 
 def from_plain(value: Any, find: Callable[[str], torch.Tensor] | None = None) -> Any:
@@ -633,17 +597,9 @@ def from_plain(value: Any, find: Callable[[str], torch.Tensor] | None = None) ->
     if kind == "float":
         return float(inner)
     made = from_plain(inner, find)
-    if kind in ("dict", "counter"):
-        return (Counter if kind == "counter" else dict)(dict(made))
-    return _SERIES[kind][1](made)
-
-
-_SERIES: Mapping[str, tuple[type, Callable[[list[Any]], Any]]] = {
-    "list": (list, list),
-    "tuple": (tuple, tuple),
-    "set": (set, set),
-    "deque": (deque, deque),
-}
+    if kind == "counter":
+        return Counter(dict(made))
+    return tuple(made) if kind == "tuple" else dict(made)
 
 
 def to_bytes(value: Any) -> bytes:

@@ -25,16 +25,11 @@ import torch
 from torch import nn
 
 from tunesmith.data.batches import Batch
-from tunesmith.errors import ConfigError, TunesmithError, WorkerError, short_text
+from tunesmith.errors import ConfigError, WorkerError, short_text
 from tunesmith.models.families import why_not
 from tunesmith.runs.folder import read_launch
 
 Precision = Literal["no", "bf16", "fp16"]
-
-RELEASE_SECONDS = 0.2
-"""Seconds before a rank on a CPU ends. A thread of gloo may still be releasing the tensors of the last exchange, for which it
-takes Python's lock; an interpreter that is ending refuses it, and the process is aborted with its work done (seen in 3 to 5
-of 12 runs on a busy machine, with transformers.Trainer as well)."""
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +158,8 @@ def make_runtime(
         )
     device, world = accelerator.device, accelerator.num_processes
     _require_precision(precision, device)
-    if world > 1 and device.type == "cpu":
-        atexit.register(time.sleep, RELEASE_SECONDS)
+    if world > 1:
+        wait_for_gloo_at_exit()
     return Runtime(accelerator, device, precision, accelerator.process_index, world)
 
 
@@ -181,6 +176,27 @@ def _require_precision(precision: Precision, device: torch.device) -> None:
 def has_bf16(*, use_cpu: bool = False) -> bool:
     """Whether the device that a run here uses by itself is a GPU made for bf16."""
     return not use_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+@functools.cache
+def wait_for_gloo_at_exit() -> None:
+    """Let the threads of gloo finish before the interpreter ends.
+
+    They release the tensors of the last exchange after its result is there, and need Python's lock for it. An interpreter
+    that is ending refuses the lock, and the process is aborted with its work done (seen in 3 to 5 of 12 runs on a busy
+    machine, with transformers.Trainer as well).
+    """
+    atexit.register(_wait_for_gloo)
+
+
+def _wait_for_gloo() -> None:
+    """Sleep, so that others get Python's lock, until no thread of gloo ran in four looks in a row."""
+    quiet, until = 0, time.monotonic() + 30
+    while quiet < 4 and time.monotonic() < until:
+        time.sleep(0.05)
+        threads = [file.read_text() for file in Path("/proc/self/task").glob("*/stat")]
+        busy = any("gloo" in text and text.rpartition(")")[2].split()[0] == "R" for text in threads)
+        quiet = 0 if busy else quiet + 1
 
 
 def leave_ranks() -> None:
@@ -225,39 +241,27 @@ class RankRoster:
     places: tuple[tuple[str, int], ...]
     rank: int
 
-    @classmethod
-    def gather(cls, runtime: Runtime) -> RankRoster:
-        """Asks every rank where it is; all ranks call it."""
-        return cls(tuple(runtime.gather_objects((socket.gethostname(), os.getpid()))), runtime.rank)
-
-    def explain(self, error: BaseException) -> WorkerError | None:
-        """The error of a lost rank, naming it where it can be seen; None when the error is about something else."""
-        if len(self.places) == 1 or isinstance(error, TunesmithError) or not _LOST.search(str(error)):
-            return None
-        until = time.monotonic() + SECONDS_TO_DIE
-        gone = self._gone()
-        while not gone and time.monotonic() < until:
-            time.sleep(0.05)
-            gone = self._gone()
-        first = " ".join(str(error).split("\n")[0].split())[:200]
-        return self.lost(", ".join(gone) if gone else f"another rank ({first})")
-
     def lost(self, who: str) -> WorkerError:
-        """The error that ends this rank."""
+        """Return the error that ends this rank."""
         fix = "Its own output says why. The same command resumes from the last checkpoint."
         return WorkerError(f"{who} no longer answers; rank {self.rank} ends", fix=fix)
 
-    def dead(self) -> list[str]:
-        """Ranks of this machine whose process has ended, in words."""
-        return [text for text in self._gone() if "is stopped" not in text]
+    def explain(self, error: RuntimeError) -> WorkerError | None:
+        """Return the error of a lost rank, with its number if that can be seen; None if the error is about something else."""
+        if not _LOST.search(str(error)):
+            return None
+        until = time.monotonic() + SECONDS_TO_DIE
+        while not (gone := self.gone()) and time.monotonic() < until:
+            time.sleep(0.05)
+        first = " ".join(str(error).split("\n")[0].split())[:200]
+        return self.lost(", ".join(gone) if gone else f"another rank ({first})")
 
-    def _gone(self) -> list[str]:
-        """Ranks of this machine whose process is dead or stopped, in words."""
-        found = []
-        here = socket.gethostname()
+    def gone(self, *, stopped: bool = True) -> list[str]:
+        """Describe the ranks of this machine whose process is dead or, with `stopped`, stopped."""
+        found, here = [], socket.gethostname()
         for rank, (host, pid) in enumerate(self.places):
             state = _state_of(pid) if host == here and rank != self.rank else "running"
-            if state != "running":
+            if state != "running" and (stopped or state != "is stopped"):
                 found.append(f"rank {rank} (process {pid} on {host}) {state} and")
         return found
 
@@ -272,26 +276,26 @@ def _state_of(pid: int) -> str:
 
 LOOK_EVERY = 1.0
 GRACE_SECONDS = 6.0
-"""How long a rank may take to notice a loss by itself. gloo raises at once; NCCL can wait forever, in C++."""
+"""How long a rank may take to notice a loss by itself. gloo raises immediately; NCCL can wait forever."""
 
 
 @contextmanager
-def watch_ranks(runtime: Runtime) -> Iterator[RankRoster]:
-    """Inside, the loss of another rank ends this one: as a WorkerError where it shows, else with exit 7.
+def watch_ranks(runtime: Runtime) -> Iterator[None]:
+    """A context in which the loss of another rank ends this one: with a WorkerError, or at least with exit code 7.
 
-    Leave it after a barrier: a rank that goes home earlier counts as lost.
+    Leave it after a barrier: a rank that leaves earlier counts as lost.
     """
-    roster = RankRoster.gather(runtime)
     if runtime.world == 1:
-        yield roster
+        yield
         return
+    roster = RankRoster(tuple(runtime.gather_objects((socket.gethostname(), os.getpid()))), runtime.rank)
     done = threading.Event()
     threading.Thread(target=_look, args=(roster, done), name="tunesmith-rank-watch", daemon=True).start()
     on_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _when_terminated(roster)) if on_main else None
     after: Any = before
     try:
-        yield roster
+        yield
     except RuntimeError as error:
         lost = roster.explain(error)
         if lost is None:
@@ -308,23 +312,26 @@ def watch_ranks(runtime: Runtime) -> Iterator[RankRoster]:
 
 
 def _look(roster: RankRoster, done: threading.Event) -> None:
+    """End this process if another rank has been dead for GRACE_SECONDS."""
     since: float | None = None
     while not done.wait(LOOK_EVERY):
-        gone = roster.dead()
+        gone = roster.gone(stopped=False)
         if not gone:
             since = None
             continue
         since = since or time.monotonic()
         if time.monotonic() - since >= GRACE_SECONDS:
             log.error("%s left this rank waiting; rank %d ends", " ".join(gone).removesuffix(" and"), roster.rank)
+            # The main thread waits in C++ for the dead rank: Python delivers neither exceptions nor signal handlers there, and
+            # sys.exit ends only this thread. Nothing is lost: checkpoints are published by a rename, on rank 0.
             os._exit(WorkerError.exit_code)
 
 
 def _when_terminated(roster: RankRoster) -> Any:
-    """Launchers end the survivors with SIGTERM: a rank that can see the reason says it."""
+    """Return a handler of SIGTERM, by which launchers end the other ranks: one that can see the reason reports it."""
 
     def arrived(number: int, frame: FrameType | None) -> None:
-        gone = roster.dead()
+        gone = roster.gone(stopped=False)
         if gone:
             signal.signal(number, signal.SIG_IGN)
             raise roster.lost(gone[0])

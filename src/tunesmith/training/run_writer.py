@@ -20,7 +20,7 @@ import torch
 from tunesmith.errors import CheckpointError, NumericsError, ResourceError, StoppedBySignal, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
 from tunesmith.files import disk_error, fault_point
-from tunesmith.runs.event_log import LOST_JOURNAL, Journal, truncate_journal
+from tunesmith.runs.event_log import Journal, open_journal
 from tunesmith.runs.folder import RunDir, checkpoint_step
 from tunesmith.runs.manifest import publish_folder, read_manifest, require_space, sweep, verify
 from tunesmith.training.checkpoint import (
@@ -36,7 +36,6 @@ from tunesmith.training.checkpoint import (
     newest_intact,
     rotate,
 )
-from tunesmith.training.distributed import RankRoster
 from tunesmith.training.loop import BatchSource, Evaluate, Interrupted, train_events
 from tunesmith.training.schedule import Plan
 from tunesmith.training.state import TrainState
@@ -66,7 +65,7 @@ class StopRequest:
 
     def run_is_complete(self) -> None:
         """From now on a signal no longer stops the run; one that a library caught is raised now."""
-        if self.signal is not None:
+        if self._immediately and self.signal is not None:
             self._leave(self.signal)
         self._immediately = False
 
@@ -137,24 +136,17 @@ class RunWriter:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Around a run: handle signals, write the error that ended it to the event log, and name a rank that was lost."""
-        ranks = RankRoster.gather(self.state.runtime)
+        """Around a run: handle signals, and write the error that ended it to the event log."""
         with self.stop:
             try:
                 yield
-            except TunesmithError as error:
+            except (TunesmithError, RuntimeError) as error:  # of a lost rank: a RuntimeError of torch.distributed
                 self.end(type(error).__name__)
                 last = [folder.name for folder in self.run.checkpoints()][-1:]
                 if isinstance(error, ResourceError) and self.state.phase == "update" and last:
                     problem = f"{error.problem}; last checkpoint: {last[0]}"
                     raise ResourceError(problem, where=str(self.run.path), fix=error.fix) from error
                 raise
-            except RuntimeError as error:
-                lost = ranks.explain(error)
-                if lost is None:
-                    raise
-                self.end("WorkerError")
-                raise lost from error
             finally:
                 self.close()
 
@@ -208,13 +200,7 @@ class RunWriter:
         """Start a new event log, or continue it from the step of a checkpoint."""
         if not self.state.runtime.is_main:
             return
-        file, fresh = self.run.journal_file, isinstance(event, RunStarted)
-        lost = [] if fresh or file.exists() else [LOST_JOURNAL]
-        if fresh:
-            file.unlink(missing_ok=True)
-        else:
-            truncate_journal(file, event.step, complete=True)
-        self.journal = Journal(file)
+        self.journal, lost = open_journal(self.run.journal_file, event)
         self.on(event)
         for text in (*lost, *notes):
             self.on(Note(event.step, text))

@@ -26,12 +26,9 @@ class Calendar:
     every: int = 0
     ends: frozenset[int] = frozenset()
     last: int | None = None
-    delay: float = 0.0
 
     def due(self, step: int) -> bool:
         """Whether it happens after `step` completed steps."""
-        if step < self.delay:
-            return False
         if self.last is not None and step == self.last:
             return True
         if self.cadence in ("epoch", "both") and step in self.ends:

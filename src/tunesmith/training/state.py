@@ -99,8 +99,6 @@ class TrainState:
     """Rows a micro-batch may have since an out-of-memory; None before the first."""
     push: float = 0.0
     """How far the word embedding is moved in the second reading of a batch; 0: each batch is read once."""
-    may_split: bool = True
-    """Whether an out-of-memory splits the micro-batch; else it ends the run."""
     evaluation_due: bool = False
     """The evaluation of this step was begun and not finished."""
     poisoned: torch.Tensor = field(init=False)

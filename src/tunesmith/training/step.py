@@ -208,7 +208,7 @@ def _halve(state: TrainState, window: Window, error: BaseException) -> None:
     """Halves the rows of a micro-batch, or gives up at one row."""
     largest = max(len(b) for b in window.micro_batches)
     current = largest if state.rows_limit is None else min(state.rows_limit, largest)
-    if current <= 1 or state.runtime.world > 1 or not state.may_split:
+    if current <= 1 or state.runtime.world > 1:
         raise ResourceError(
             f"out of memory at step {state.step + 1} with {current} row(s) in the micro-batch",
             fix="Lower --max_seq_length or --per_device_train_batch_size, set --gradient_checkpointing, or use a smaller model.",

@@ -1,7 +1,7 @@
 """`--recipe best --time_budget 20m`: the best model that can be trained within a time budget.
 
 1. The `auto` recipe is trained on the first of three folds. Its speed shows what else fits into the budget.
-2. Variants are trained on the same fold: other base models, adversarial training, a longer pair warm-up, another pooling.
+2. Variants are trained on the same fold: adversarial training, a longer pair warm-up, another pooling.
 3. The best variants are trained on the other folds. A paired test on the held-out examples chooses one.
 4. A temperature and thresholds are fitted to the held-out examples. The chosen variant is trained on all examples, in the run
    folder itself. Only this last run reads the test examples.
@@ -30,7 +30,7 @@ from tunesmith.config.options import RunConfig, dump_config, to_dict
 from tunesmith.config.validate import read_duration
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError
 from tunesmith.events import Event, RunEnded, SafePoint, StepDone
-from tunesmith.files import make_folder, write_file
+from tunesmith.files import hash_file, make_folder, write_file
 from tunesmith.inference.tables import probabilities_of
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import (
@@ -42,17 +42,16 @@ from tunesmith.metrics.calibration import (
 )
 from tunesmith.metrics.intervals import Array, Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
-from tunesmith.metrics.table import Suite, greater_is_better, make_suite
-from tunesmith.models.files import resolve_model
+from tunesmith.metrics.table import greater_is_better, make_suite
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.folds import held_out_rows
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.plan import StartClock
 from tunesmith.pipeline.recipe import NAMES, RunFacts, epochs_for
 from tunesmith.pipeline.results import RunResult
 from tunesmith.pipeline.train import (
     INPUTS,
     NOT_COMPARED,
+    PAIR_STAGE,
     RunEnding,
     RunObserver,
     choose_folder,
@@ -115,37 +114,29 @@ class Variant:
     """
 
     name: str
-    description: str
     options: Mapping[str, Any] = field(default_factory=dict)
     settled: Mapping[str, Any] = field(default_factory=dict)
     expected: bool = False
 
+    @property
+    def description(self) -> str:
+        """Return the options, or "the auto recipe"."""
+        return ", ".join(f"{name} {value}" for name, value in self.options.items()) or "the auto recipe"
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended: done, stopped or failed. For `score`, larger is better; `start_*` describe the pair warm-up."""
+    """How a trial ended: done, stopped or failed. For `score`, larger is better; `examples` were trained on, over all epochs."""
 
     state: str
     metric: str | None = None
     score: float | None = None
     why: str | None = None
     seconds: float = 0.0
-    step_seconds: float = 0.0
     steps: int = 0
-    rows: int = 0
-    epochs: float = 0.0
-    start_steps: int = 0
-    start_seconds: float = 0.0
-
-    @property
-    def other_seconds(self) -> float:
-        """Seconds outside of steps."""
-        return max(self.seconds - self.step_seconds - self.start_seconds, 0.0)
-
-    @property
-    def row_seconds(self) -> float:
-        """Seconds per example and epoch."""
-        return self.step_seconds / max(self.rows * self.epochs, 1)
+    examples: int = 0
+    predictions: str | None = None
+    """The hash of the file with the held-out predictions."""
 
 
 def run_best(config: RunConfig, observer: RunObserver, data: Mapping[str, Any] | None = None) -> BestRun:
@@ -155,8 +146,6 @@ def run_best(config: RunConfig, observer: RunObserver, data: Mapping[str, Any] |
     if config.recipe != "best" or config.time_budget is None:
         raise ConfigError("--recipe best requires --time_budget", fix="Add, for example, --time_budget 20m.")
     budget = read_duration(config.time_budget)
-    bases: list[str | None] = [name.strip() for name in (config.model_name_or_path or "").split(",") if name.strip()]
-    bases = bases or [None]
     options, result = config.run_folder / BEST_OPTIONS, config.run_folder / BEST_RESULT
     if options.is_file() and not result.is_file():  # an unfinished run, perhaps with a finished model
         config = replace(config, output_dir=str(config.run_folder))
@@ -165,9 +154,8 @@ def run_best(config: RunConfig, observer: RunObserver, data: Mapping[str, Any] |
         if note is not None:
             observer.log(note)
     run = RunDir(config.run_folder)
-    first = replace(config, model_name_or_path=bases[0])
-    require_own_folder(run, {name: getattr(first, name) for name in INPUTS}, cache=config.cache_dir)
-    best = BestSearch(replace(first, output_dir=str(run.path)), bases, tables, observer)
+    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
+    best = BestSearch(replace(config, output_dir=str(run.path)), tables, observer)
     make_folder(run.path)
     options = run.path / BEST_OPTIONS
     with RunLock(options.with_name(".lock")):
@@ -200,54 +188,63 @@ def _require_same_options(config: RunConfig, file: Path) -> None:
 class BestSearch:
     """Trains variants on folds, chooses one, and trains it on all examples."""
 
-    def __init__(
-        self, config: RunConfig, bases: Sequence[str | None], tables: Mapping[str, Any], observer: RunObserver
-    ) -> None:
+    def __init__(self, config: RunConfig, tables: Mapping[str, Any], observer: RunObserver) -> None:
         self.config, self.observer, self.tables = config, observer, tables
-        self.base_names = bases
         self.folder = config.run_folder / BEST_OPTIONS.parent
         self.inputs, sizes = self._read_inputs()
         self.rows, self.test_rows = sizes["train"], sizes.get("test", 0)
         held_out = any(split.startswith("validation") for split in sizes)
         self.folds: tuple[int | None, ...] = (None,) if held_out else tuple(range(1, FOLDS + 1))
-        self.auto = Variant("auto", "the auto recipe" if len(bases) == 1 else str(bases[0]))
+        self.auto = Variant("auto")
         self.tried: list[Variant] = []
         self.finalists: list[Variant] = []
-        self.start = StartClock()
-        """Times the pair warm-up of the current trial."""
+        self.warmed_up = False
+        """Whether the current trial had a pair warm-up."""
 
     def _read_inputs(self) -> tuple[dict[str, str], dict[str, int]]:
-        """Return the identity of data and base models, and the number of examples by split."""
+        """Return the identity of data and base model, and the number of examples by split."""
         options = replace(self.config, validation_split_fraction=0.0)
         data = read_run_data(options, self.tables, self.observer.progress)
-        others = [
-            resolve_model(name, cache_dir=self.config.cache_dir, allow_download=self.config.allow_download)
-            for name in self.base_names[1:]
-        ]
-        return inputs_identity(data, *others), {split: len(rows) for split, rows in data.bundle.splits.items()}
+        return inputs_identity(data), {split: len(rows) for split, rows in data.bundle.splits.items()}
 
     def open_record(self, clock: Clock) -> None:
         """Read how earlier trials ended. The folder must be locked."""
         self.clock = clock
         self.record: dict[str, Any] = {"inputs": self.inputs, "runs": {}}
         self._record_file = self.folder / "record.json"
-        if self._record_file.is_file():
-            self.record |= read_record(self._record_file)
-            require_same_inputs(self.record["inputs"], self.inputs, self.folder.parent)
-            runs = self.record["runs"]
-            try:
-                done = {name: Outcome(**found) for name, found in runs.items()}
-            except (AttributeError, TypeError) as error:
-                raise damaged(self._record_file, f"describes a trial that cannot be read ({error})") from None
-            for name, found in done.items():  # a trial whose folder was removed is trained again
-                if found.state == "done" and not RunDir(self.folder / name).predictions_file.is_file():
-                    del runs[name]
+        if not self._record_file.is_file():
+            self.note("runs", {})  # with the inputs, before the first trial reads them
+        self.record = read_record(self._record_file)
+        inputs, runs = self.record.get("inputs"), self.record.get("runs")
+        if not isinstance(inputs, dict) or not isinstance(runs, dict):
+            raise damaged(self._record_file, "does not describe the trials")
+        require_same_inputs(inputs, self.inputs, self.folder.parent)
+        for name in list(runs):
+            if self._is_removed(name, runs[name]):
+                del runs[name]  # to be trained again
         known = f" {len(self.record['runs'])} trials are finished already." if self.record["runs"] else ""
         how = "the validation examples" if self.folds == (None,) else f"{FOLDS} folds"
         self.observer.log(
             f"Best: {self.config.time_budget} for {self.rows:,} examples. Trials are compared on {how}, then one model is "
             f"trained on all examples. The first trial shows how many others there is time for.{known}"
         )
+
+    def _is_removed(self, name: str, found: Any) -> bool:
+        """Whether the folder of a finished trial is gone; a CheckpointError if its record or its predictions are damaged."""
+        try:
+            outcome = Outcome(**found)
+            numbers = (outcome.seconds, outcome.examples, outcome.score if outcome.state == "done" else 0.0)
+            if not all(isinstance(number, (int, float)) for number in numbers):
+                raise TypeError("a number is missing")
+        except TypeError as error:
+            raise damaged(self._record_file, f"does not describe the trial {name} ({error})") from None
+        run = RunDir(self.folder / name)
+        if outcome.state == "done" and run.path.is_dir():
+            file = run.predictions_file
+            if not file.is_file() or hash_file(file) != outcome.predictions:
+                fix = f"Remove the folder {run.path.name} and run the same command again to repeat the trial."
+                raise CheckpointError("is missing or was modified", where=str(file), fix=fix)
+        return outcome.state == "done" and not run.path.is_dir()
 
     def note(self, key: str, value: Any) -> None:
         """Store a decision, so that it is not made again after a crash."""
@@ -275,12 +272,7 @@ class BestSearch:
         clock.reserve = max(clock.left(), 0.0) / 2  # half of the time is for the final model until the speed is known
         if self.trial(self.auto, first).state != "done":
             return
-        self.finalists = [self.auto]
-        clock.reserve = self.final_seconds(self.auto)
-        for number, base in enumerate(self.base_names[1:], 2):
-            self.trial(Variant(f"base-{number}", str(base), {"model_name_or_path": base}), first)
-        lead = max(self._done(), key=self._score)
-        lead = replace(lead, settled=self.settled(lead))
+        lead = replace(self.auto, settled=self.settled(self.auto))
         self.finalists = [lead]
         clock.reserve = self.final_seconds(lead)
         for variant in variations(lead, self.config):
@@ -318,9 +310,8 @@ class BestSearch:
         return [one for one in self.tried if self.done_folds(one)]
 
     def _first_outcome(self, variant: Variant) -> Outcome:
-        """Return how the variant ended on the first fold, or the variant that it is derived from."""
-        same = self.finalists[0] if self.finalists else self.auto
-        found = self.outcome(variant, self.folds[0]) or self.outcome(same, self.folds[0])
+        """Return how the variant ended on the first fold, or `auto` if it was not trained yet."""
+        found = self.outcome(variant, self.folds[0]) or self.outcome(self.auto, self.folds[0])
         assert found is not None
         return found
 
@@ -346,11 +337,10 @@ class BestSearch:
             return known
         if self.record.get("deploying"):
             raise TimeUp  # the final model is being trained: the choice is made
-        if self.record["runs"]:
-            require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
+        require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
         began = time.monotonic()
         found = self._train(variant, RunDir(path), fold)
-        found = replace(found, seconds=time.monotonic() - began, **self.start.facts())
+        found = replace(found, seconds=max(found.seconds, time.monotonic() - began))
         self.note("runs", {**self.record["runs"], path.name: asdict(found)})
         run = RunDir(path)
         for unused in (*run.checkpoints(), run.best, run.model):
@@ -374,13 +364,19 @@ class BestSearch:
                 raise  # the given options are wrong: no variant can work
             return Outcome("failed", why=error.line())
         steps = [event for event in read_journal(run.journal_file) if isinstance(event, StepDone)]
-        epochs = steps[-1].epoch if steps else 0.0
-        rows = round(sum(step.examples for step in steps) / epochs) if epochs else self.rows
-        return Outcome("done", metric, score, None, 0.0, sum(s.seconds for s in steps), len(steps), rows, epochs)
+        return Outcome(
+            "done",
+            metric,
+            score,
+            seconds=sum(step.seconds for step in steps),  # if it ended in an earlier process, all that is known
+            steps=len(steps),
+            examples=sum(step.examples for step in steps),
+            predictions=hash_file(run.predictions_file),
+        )
 
     def config_for(self, variant: Variant, path: Path, fold: int | None, *, final: bool = False) -> RunConfig:
         """Return the config of one run. It keeps the weights of the last step: the held-out examples choose nothing in it."""
-        rows = self.rows if final or fold is None else self.rows * (FOLDS - 1) // FOLDS
+        rows = self._rows(None if final else fold)
         per_epoch = rows / (self._batch(variant) * self.config.gradient_accumulation_steps)
         steps = max(per_epoch * self._epochs(variant, rows), self.config.max_steps)
         options: dict[str, Any] = {
@@ -412,24 +408,26 @@ class BestSearch:
     # Time
 
     def _epochs(self, variant: Variant, rows: int) -> float:
-        return epochs_of(self.config, rows, self._batch(variant))
+        """Return the number of epochs: as set, or as `auto` chooses it."""
+        if self.config.num_train_epochs is not None:
+            return self.config.num_train_epochs
+        facts = RunFacts("", 384, 6, rows, 2, Task.BINARY)
+        return epochs_for(facts, self._batch(variant), self.config.gradient_accumulation_steps)[0]
 
     def _batch(self, variant: Variant) -> int:
         options = {**variant.settled, **variant.options}
         return int(options.get("per_device_train_batch_size") or self.config.decided.per_device_train_batch_size)
 
     def seconds(self, variant: Variant, *, final: bool = False) -> float:
-        """Return the forecast of a run, from the same variant on another fold or from one with the same base model.
+        """Return the forecast of a run: the time per example of the same variant on the first fold, or of the leading one.
 
-        Adversarial steps take up to twice as long as those of `auto`; `_require` notices that after a few of them.
+        Adversarial steps take up to twice as long; `_require` notices that after a few of them.
         """
         like = self._first_outcome(variant)
-        rows = self.rows if final or self.folds == (None,) else self.rows * (FOLDS - 1) // FOLDS
-        steps = like.row_seconds * rows * self._epochs(variant, rows)
         if self.config.max_steps > 0:
-            steps = like.step_seconds
-        pairs = {**variant.settled, **variant.options}.get("pair_start", like.start_steps) or 0
-        return like.other_seconds + steps + like.start_seconds * pairs / max(like.start_steps, 1)
+            return like.seconds
+        rows = self._rows(None if final else self.folds[0])
+        return like.seconds * rows * self._epochs(variant, rows) / max(like.examples, 1)
 
     def final_seconds(self, variant: Variant) -> float:
         """Return the forecast of the final model with its scores and pages."""
@@ -439,18 +437,22 @@ class BestSearch:
         """Return the forecast from the last step of the final model to its report."""
         found = self._first_outcome(variant)
         pages = PAGES_SECONDS if self.observer.pages else 0.0
-        return pages + self.test_rows * found.row_seconds / 2 + found.other_seconds / 2
+        return pages + self.test_rows * found.seconds / max(found.examples, 1) / 2
+
+    def _rows(self, fold: int | None) -> int:
+        """Return the number of training examples."""
+        return self.rows if fold is None else self.rows * (FOLDS - 1) // FOLDS
 
     def _make_observer(self, variant: Variant) -> RunObserver:
         """Return hooks that stop a trial that would not finish in time, as soon as its speed is known."""
         steps, times, judged = 0, list[float](), False
-        self.start = StartClock()
+        self.warmed_up = False
         # The first trial, and the first one of a variant that is likely to be chosen, must leave time for the final model.
         none_done = not any(found["state"] == "done" for found in self.record["runs"].values())
         before_final = none_done or (variant.expected and self.outcome(variant, self.folds[0]) is None)
 
         def progress(stage: str, done: int, total: int) -> None:
-            self.start.note(stage, done, total)
+            self.warmed_up |= stage == PAIR_STAGE
             self.clock.beat()
 
         def plan(num_steps: int, per_epoch: float) -> None:
@@ -503,7 +505,7 @@ class BestSearch:
         else:
             clock.reserve = PAGES_SECONDS
             if "without_warmup" not in self.record:
-                self.note("without_warmup", config.pair_start is None and bool(self.start.read))
+                self.note("without_warmup", config.pair_start is None and self.warmed_up)
             skips = self.record["without_warmup"]
             config = replace(config, pair_start=0) if skips else config
             part = ", without its pair warm-up" if skips else ""
@@ -556,16 +558,7 @@ def variations(lead: Variant, config: RunConfig) -> Iterator[Variant]:
         tried.append({"pooling": "first" if lead.settled["pooling"] == "mean" else "mean"})
     for number, options in enumerate(tried, 1):
         if options:
-            description = ", ".join(f"{name} {value}" for name, value in options.items())
-            expected = "pooling" not in options
-            yield Variant(f"{lead.name}-{number}", description, {**lead.options, **options}, lead.settled, expected)
-
-
-def epochs_of(config: RunConfig, rows: int, batch: int) -> float:
-    """Return the number of epochs: as set, or as `auto` chooses it."""
-    if config.num_train_epochs is not None:
-        return config.num_train_epochs
-    return epochs_for(RunFacts("", 384, 6, rows, 2, Task.BINARY), batch, config.gradient_accumulation_steps)[0]
+            yield Variant(f"{lead.name}-{number}", options, lead.settled, expected="pooling" not in options)
 
 
 def _read_result(run: RunDir) -> RunResult:
@@ -606,10 +599,6 @@ class HeldOut:
         suite = make_suite(self.task, names=(metric,), scores="probabilities")
         value = suite.compute(self.probabilities, self.gold)[metric]
         return -np.inf if value is None else value if suite.greater_is_better(metric) else -value
-
-    def scores(self, suite: Suite, decisions: Array | None = None) -> dict[str, Score]:
-        """Return every metric with its interval."""
-        return suite.compute_with_intervals(self.probabilities, self.gold, decisions=decisions)
 
 
 def read_held_out(folders: Sequence[Path]) -> HeldOut:
@@ -735,11 +724,7 @@ def choose_variant(search: BestSearch) -> Choice:
     positive = rows.names[1] if rows.task is Task.BINARY and len(rows.names) == 2 else None
     names, glue = search.config.metric_name, search.config.task_name
     suite = make_suite(rows.task, names=names, glue_task=glue, scores="probabilities", positive_name=positive)
-    gain = None
-    if chosen.name != "auto":
-        auto = held.get("auto") or read_held_out([search.path(search.auto, search.folds[0])])
-        n = len(auto.gold)
-        gain = compare_held_out(auto, replace(rows, logits=rows.logits[:n], gold=rows.gold[:n]), metric)
+    gain = None if chosen.name == "auto" else compare_held_out(held["auto"], rows, metric)
     temperature = fit_temperature(rows.logits, rows.gold, rows.task)
     calibrated = rows if temperature is None else replace(rows, logits=rows.logits / temperature.value)
     moved = None
@@ -748,8 +733,10 @@ def choose_variant(search: BestSearch) -> Choice:
     return Choice(
         metric=metric,
         variant=chosen,
-        held_out={name: part.scores(suite) for name, part in held.items()},
-        final=calibrated.scores(suite, None if moved is None else moved.decisions),
+        held_out={n: suite.compute_with_intervals(part.probabilities, part.gold) for n, part in held.items()},
+        final=suite.compute_with_intervals(
+            calibrated.probabilities, rows.gold, decisions=None if moved is None else moved.decisions
+        ),
         gain=gain,
         temperature=temperature,
         thresholds=moved,

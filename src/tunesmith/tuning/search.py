@@ -188,21 +188,14 @@ class TrialStore:
             journal = folder / JOURNAL
             _require_intact(journal)
             lock: Any = JournalLock(journal)
-            pruners = {
-                "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5),
-                # Trials report at 25, 50 and 75% of their steps and are halved at 25 and 50.
-                "hyperband": lambda: optuna.pruners.HyperbandPruner(
-                    min_resource=25, max_resource=100, reduction_factor=2
-                ),
-                "none": optuna.pruners.NopPruner,
-            }
+            pruner = optuna.pruners.MedianPruner(n_startup_trials=5) if plan.prune else optuna.pruners.NopPruner()
             try:
                 self._study = optuna.create_study(
                     storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal), lock_obj=lock)),
                     study_name="search",
                     direction="maximize",
                     load_if_exists=True,
-                    pruner=pruners[plan.pruner](),
+                    pruner=pruner,
                 )
                 known_trials = self.records()
             except (LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
@@ -244,7 +237,6 @@ class TrialStore:
                     return self._take(self._optuna.trial.Trial(self._study, one._trial_id))
             if len(found) >= limit:
                 return None
-            self._study.sampler = self._sampler_for(len(found), 0)
             return self._take(self._study.ask())
 
     def _take(self, trial: Any) -> Claimed:
@@ -256,7 +248,14 @@ class TrialStore:
         """Return the values of a trial; none for the first one, which uses the config as given."""
         options: dict[str, Any] = {}
         for at, vary in enumerate(self._plan.space if trial.number else ()):
-            self._study.sampler = self._sampler_for(trial.number, at)
+            # A sampler that depends only on seed, trial and option, not on the process.
+            seed = int(np.random.SeedSequence([self._seed, trial.number, at]).generate_state(1)[0])
+            samplers = self._optuna.samplers
+            self._study.sampler = (
+                samplers.RandomSampler(seed=seed)
+                if trial.number <= START_UP
+                else samplers.TPESampler(seed=seed, n_startup_trials=1, constant_liar=True)
+            )
             if vary.values:
                 options[vary.name] = vary.values[trial.suggest_categorical(vary.name, list(range(len(vary.values))))]
             elif vary.whole:
@@ -264,14 +263,8 @@ class TrialStore:
             else:
                 value = trial.suggest_float(vary.name, vary.low, vary.high, log=vary.log)
                 options[vary.name] = float(f"{value:.4g}")
+        trial.set_user_attr("options", options)
         return options
-
-    def _sampler_for(self, number: int, at: int) -> Any:
-        """Return a sampler that depends only on seed, trial and option, not on the process."""
-        seed = int(np.random.SeedSequence([self._seed, number, at]).generate_state(1)[0])
-        if self._plan.sampler == "random" or number <= START_UP:
-            return self._optuna.samplers.RandomSampler(seed=seed)
-        return self._optuna.samplers.TPESampler(seed=seed, n_startup_trials=1, constant_liar=True)
 
     def report(self, claimed: Claimed, at: int, value: float) -> bool:
         """Store an intermediate score at `at` percent of the steps; return whether the trial should be pruned."""
@@ -292,13 +285,7 @@ class TrialStore:
         names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
         found = []
         for one in self._study.get_trials(deepcopy=False):
-            options = {}
-            for vary in self._plan.space:
-                value = one.params.get(vary.name)
-                if value is not None:
-                    options[vary.name] = vary.values[value] if vary.values else value
-                    if isinstance(options[vary.name], float):
-                        options[vary.name] = float(f"{options[vary.name]:.4g}")
+            options = one.user_attrs.get("options", {})
             seconds = one.duration.total_seconds() if one.duration is not None else None
             state = names.get(one.state.name, "running")
             found.append(TrialRecord(one.number, state, one.value, options, seconds, one.user_attrs.get("why")))
@@ -314,7 +301,7 @@ def _require_intact(journal: Path) -> None:
             entry = json.loads(line)
         except ValueError:
             entry = None
-        if not isinstance(entry, dict) or "op_code" not in entry:
+        if not isinstance(entry, dict) or entry.get("op_code") not in range(11):
             raise damaged(journal, f"line {number} is damaged")
 
 
@@ -325,12 +312,11 @@ NOT_SHARED = ("output_dir", "run_name", "disable_tqdm", "time_budget", "cache_di
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """The search space, the number of trials, the sampler (tpe, random) and the pruner (median, hyperband, none)."""
+    """The search space, the number of trials, and whether trials that are behind the median are ended."""
 
     space: tuple[Vary, ...]
     trials: int = 40
-    sampler: str = "tpe"
-    pruner: str = "median"
+    prune: bool = True
 
 
 @dataclass(frozen=True)
@@ -358,7 +344,7 @@ def search_options(config: RunConfig, plan: SearchPlan, observer: RunObserver) -
     folder = config.run_folder if config.output_dir else config.run_folder.with_name(f"{config.run_folder.name}-search")
     _require_search_folder(folder)
     shared = {name: value for name, value in to_dict(config).items() if name not in NOT_SHARED}
-    shared |= {"vary": [v.text() for v in plan.space], "sampler": plan.sampler, "pruner": plan.pruner}
+    shared |= {"vary": [v.text() for v in plan.space], "prune": plan.prune}
     store = TrialStore(folder, plan, shared, config.seed)
     clock = Clock(folder / "clock.json", None if config.time_budget is None else read_duration(config.time_budget))
     finished = False

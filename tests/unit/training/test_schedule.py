@@ -19,29 +19,19 @@ from tunesmith.training.state import BestSoFar
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("linear", {}),
-    ("cosine", {}),
     ("cosine", {"num_cycles": 1.5}),
     ("cosine_with_restarts", {"num_cycles": 3}),
-    ("polynomial", {}),
     ("polynomial", {"power": 2.0, "lr_end": 1e-6}),
     ("constant", {}),
     ("constant_with_warmup", {}),
-    ("inverse_sqrt", {}),
     ("inverse_sqrt", {"timescale": 7}),
     ("cosine_with_min_lr", {"min_lr": 1e-6}),
-    ("cosine_with_min_lr", {"min_lr_rate": 0.1}),
-    ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1}),
     ("cosine_warmup_with_min_lr", {"min_lr": 1e-6, "warmup_lr_rate": 0.05}),
-    ("warmup_stable_decay", {"num_decay_steps": 12}),
-    (
-        "warmup_stable_decay",
-        {"num_decay_steps": 9, "min_lr_ratio": 0.1, "warmup_type": "cosine", "decay_type": "1-sqrt"},
-    ),
-    ("warmup_stable_decay", {"num_decay_steps": 9, "warmup_type": "1-sqrt", "decay_type": "linear"}),
+    ("warmup_stable_decay", {"num_decay_steps": 9, "min_lr_ratio": 0.1, "decay_type": "1-sqrt"}),
 ]
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 10])
+@pytest.mark.parametrize("warmup", [0, 10])
 @pytest.mark.parametrize(("kind", "options"), CASES)
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*")
 def test_schedule_equals_transformers_at_every_step(kind: str, options: dict[str, Any], warmup: int) -> None:

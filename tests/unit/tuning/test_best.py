@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from killing import run_killed
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
@@ -33,20 +34,18 @@ from tunesmith.tuning.trials import Clock
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two base models, rows that a tiny model can learn, and test rows."""
+    """A base model, rows that a tiny model can learn, and test rows."""
     folder = tmp_path_factory.mktemp("best")
     save_tiny_bert(folder / "a")
-    save_tiny_bert(folder / "b", hidden_size=16)
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(72)]
     write_csv(folder / "rows.csv", rows[:48])
     write_csv(folder / "test.csv", rows[48:])
     return folder
 
 
-def words(home: Path, output: Path, *more: str, model: str = "a", budget: str = "1h") -> list[str]:
+def words(home: Path, output: Path, *more: str, budget: str = "1h") -> list[str]:
     """The command with few steps; what is given leaves adversarial steps to be tried."""
-    models = ",".join(str(home / name) for name in model.split(","))
-    given = {"train_file": home / "rows.csv", "test_file": home / "test.csv", "model_name_or_path": models}
+    given = {"train_file": home / "rows.csv", "test_file": home / "test.csv", "model_name_or_path": home / "a"}
     given |= {"cache_dir": home / "cache", "output_dir": output, "max_steps": 8, "learning_rate": 3e-3}
     given |= {"pooling": "pooler", "per_device_train_batch_size": 8, "time_budget": budget, "recipe": "best"}
     flags = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
@@ -166,17 +165,6 @@ def test_given_validation_rows_take_the_place_of_folds(home: Path, tmp_path: Pat
     )
 
 
-def test_several_base_models_are_tried_and_the_best_is_deployed(home: Path, tmp_path: Path) -> None:
-    assert main(words(home, tmp_path / "run", model="a,b")) == 0
-    runs = {name: run for one in table(tmp_path / "run")["tried"] for name, run in one["runs"].items()}
-    assert {"auto-fold-1", "base-2-fold-1"} <= set(runs)
-    scores = {name: runs[f"{name}-fold-1"]["score"] or -1.0 for name in ("auto", "base-2")}
-    lead = max(scores, key=lambda name: scores[name])
-    assert f"{lead}-fold-2" in runs
-    with pytest.raises(ConfigError, match="names several models"):
-        load_config(None, {"train_file": "x.csv", "model_name_or_path": "a,b"})
-
-
 def test_budget_for_auto_only_is_announced_and_gives_the_auto_result(
     home: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
@@ -207,7 +195,7 @@ def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path,
 
     def finish(self: Any, *given: Any) -> Outcome:
         found = train(self, *given)
-        return replace(found, seconds=float(found.steps), step_seconds=float(found.steps))
+        return replace(found, seconds=float(found.steps))
 
     train = BestSearch._train
     monkeypatch.setattr(BestSearch, "_train", finish)
@@ -243,24 +231,39 @@ def test_what_contradicts_a_budget_is_refused() -> None:
 
 
 def test_best_killed_before_best_json_finishes(whole: Path, home: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "run")
-    (tmp_path / "run" / "best.json").unlink()
-    assert main(words(home, tmp_path / "run")) == 0
+    command = words(home, tmp_path / "run")
+    run_killed(command, "tunesmith.tuning.best:BestSearch._table", 1)
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert not (tmp_path / "run" / "best.json").exists()
+    assert main(command) == 0
     assert what(tmp_path / "run") == what(whole)
     assert table(tmp_path / "run")["steps"] == table(whole)["steps"]
 
 
+@pytest.fixture
+def explored(whole: Path, tmp_path: Path) -> Path:
+    """The folder of a run that was stopped before its final model."""
+    shutil.copytree(whole / "tries", tmp_path / "run" / "tries")
+    return tmp_path / "run"
+
+
+def test_stray_files_in_a_best_folder_are_ignored(whole: Path, explored: Path, home: Path) -> None:
+    for place in (explored, explored / "tries", explored / "tries" / "auto-fold-1"):
+        for name in (".DS_Store", "Thumbs.db", ".nfs0001", "notes.txt"):
+            (place / name).write_bytes(b"\0")
+    (explored / "tries" / "old-trial").mkdir()
+    assert main(words(home, explored)) == 0
+    assert what(explored) == what(whole)
+
+
 @pytest.mark.parametrize("change", ["labels", "model"])
-def test_best_with_changed_inputs_is_refused(whole: Path, home: Path, tmp_path: Path, change: str, capsys: Any) -> None:
+def test_best_with_changed_inputs_is_refused(
+    explored: Path, home: Path, tmp_path: Path, change: str, capsys: Any
+) -> None:
     for name in ("a", "rows.csv", "test.csv"):
         copy = shutil.copytree if (home / name).is_dir() else shutil.copy
         copy(home / name, tmp_path / name)
-    command = words(tmp_path, tmp_path / "run")
-    shutil.copytree(whole, tmp_path / "run")
-    for name in ("best.json", "model"):
-        path = tmp_path / "run" / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    options = tmp_path / "run" / "tries" / "run.yaml"
+    options = explored / "tries" / "run.yaml"
     options.write_text(options.read_text().replace(str(home), str(tmp_path)))
     if change == "labels":
         text = (tmp_path / "rows.csv").read_text()
@@ -269,22 +272,43 @@ def test_best_with_changed_inputs_is_refused(whole: Path, home: Path, tmp_path: 
         (tmp_path / "rows.csv").write_text(flipped)
     else:
         save_tiny_bert(tmp_path / "a", seed=7)
-    assert main(command) == 5
-    assert (
-        f"the {'train data' if change == 'labels' else 'base model'} changed since the first trial"
-        in capsys.readouterr().err
-    )
+    assert main(words(tmp_path, explored)) == 5
+    changed = "train data" if change == "labels" else "base model"
+    assert f"the {changed} changed since the first trial" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"runs": [1]}', b'{"runs": {"auto-fold-1": {"x": 1}}}', b"\x00\xff"])
-def test_damaged_record_is_reported_by_name(
-    whole: Path, home: Path, tmp_path: Path, content: bytes, capsys: Any
-) -> None:
-    shutil.copytree(whole, tmp_path / "run")
-    (tmp_path / "run" / "best.json").unlink()
-    (tmp_path / "run" / "tries" / "record.json").write_bytes(content)
-    assert main(words(home, tmp_path / "run")) == 5
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"\x00\xff",
+        b'{"inputs": {}}',
+        b'{"inputs": [], "runs": {}}',
+        b'{"inputs": INPUTS, "runs": [1]}',
+        b'{"inputs": INPUTS, "runs": {"auto-fold-1": {"x": 1}}}',
+        b'{"inputs": INPUTS, "runs": {"auto-fold-1": {"state": "done", "score": "high"}}}',
+    ],
+)
+def test_damaged_record_is_reported_by_name(explored: Path, home: Path, content: bytes, capsys: Any) -> None:
+    file = explored / "tries" / "record.json"
+    inputs = json.dumps(json.loads(file.read_text())["inputs"]).encode()
+    file.write_bytes(content.replace(b"INPUTS", inputs))
+    assert main(words(home, explored)) == 5
     assert "record.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["missing", "of another fold"])
+def test_changed_predictions_of_a_trial_are_refused(explored: Path, home: Path, damage: str, capsys: Any) -> None:
+    file = explored / "tries" / "auto-fold-1" / "predictions.parquet"
+    if damage == "missing":
+        file.unlink()
+    else:
+        shutil.copy(explored / "tries" / "auto-fold-2" / "predictions.parquet", file)
+    assert main(words(home, explored)) == 5
+    assert "auto-fold-1/predictions.parquet: is missing or was modified" in capsys.readouterr().err
+    shutil.rmtree(file.parent)
+    assert main(words(home, explored)) == 0  # as the message says
 
 
 def planted(seed: int, right: float, n: int = 400, scale: float = 3.0) -> HeldOut:
@@ -305,8 +329,8 @@ def test_expected_variant_is_chosen_unless_shown_to_be_worse() -> None:
         "behind": planted(2, 0.79),
         "bad": planted(3, 0.6),
     }
-    plain, equal, behind, bad = (Variant(name, "", expected=name != "auto") for name in held)
+    plain, equal, behind, bad = (Variant(name, expected=name != "auto") for name in held)
     assert pick([plain, equal], held, "accuracy") is equal
     assert pick([plain, behind], held, "accuracy") is plain  # both score and loss are worse
     assert pick([plain, bad], held, "accuracy") is plain
-    assert pick([plain, Variant("equal", "")], held, "accuracy") is plain
+    assert pick([plain, Variant("equal")], held, "accuracy") is plain

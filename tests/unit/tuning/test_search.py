@@ -34,8 +34,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     files = ["--train_file", write_csv(home / "rows.csv", rows), "--model_name_or_path", model]
     files += ["--cache_dir", home / "cache", "--use_cpu", "--disable_tqdm", "--max_steps", "4", "--recipe", "hf"]
     files += ["--validation_split_fraction", "0.5", "--train_sample_size", "0", "--metric_for_best_model", "loss"]
-    vary = ["--vary", "learning_rate=1e-3..1e-1", "per_device_train_batch_size=2,4", "--sampler", "random"]
-    return ["search", *map(str, files), *vary, "--pruner", "none", "--trials", "5"]
+    vary = ["--vary", "learning_rate=1e-3..1e-1", "per_device_train_batch_size=2,4"]
+    return ["search", *map(str, files), *vary, "--no_prune", "--trials", "5"]
 
 
 def table(folder: Path) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_killed_workers_lose_nothing_and_nothing_counts_twice(words: list[str], 
 
 
 def test_the_time_budget_ends_a_search_which_resumes(words: list[str], tmp_path: Path) -> None:
-    given = [*words, "--output_dir", str(tmp_path / "s"), "--pruner", "median", "--trials", "2"]
+    given = [*words, "--output_dir", str(tmp_path / "s"), "--trials", "2"]
     assert main([*given, "--time_budget", "0.05s"]) == 0
     assert not table(tmp_path / "s")["finished"]
     assert main([*given, "--time_budget", "1h"]) == 0
@@ -151,7 +151,7 @@ def test_search_with_flipped_labels_or_new_model_is_refused(words: list[str], tm
     assert "the base model changed since the first trial" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", ["cut", "noise", "list", "no study", "clock"])
+@pytest.mark.parametrize("damage", ["cut", "noise", "list", "operation", "no study", "clock"])
 def test_damaged_search_file_is_reported_by_name(
     words: list[str], finished: Path, tmp_path: Path, damage: str, capsys: Any
 ) -> None:
@@ -162,6 +162,7 @@ def test_damaged_search_file_is_reported_by_name(
         "cut": [*lines[:1], lines[1][: len(lines[1]) // 2] + "\n", *lines[2:]],
         "noise": [*lines[:2], "\x00\x01\n", *lines[2:]],
         "list": [*lines[:2], "[1]\n", *lines[2:]],
+        "operation": [*lines[:2], '{"op_code": 99}\n', *lines[2:]],
         "no study": lines[1:],
     }
     if damage == "clock":
@@ -169,7 +170,8 @@ def test_damaged_search_file_is_reported_by_name(
     else:
         journal.write_text("".join(changed[damage]))
     assert main([*words, "--trials", "2", "--output_dir", str(tmp_path / "s")]) == 5
-    assert ("clock.json" if damage == "clock" else "search.journal") in capsys.readouterr().err
+    named = {"clock": "clock.json", "no study": "search.journal", "cut": "search.journal: line 2"}
+    assert named.get(damage, "search.journal: line 3 is damaged") in capsys.readouterr().err
 
 
 def test_removed_trial_folder_is_reported_by_name(

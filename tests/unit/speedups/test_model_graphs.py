@@ -1,0 +1,533 @@
+"""CUDA graphs of encoders, with a stand-in for the GPU: a capture keeps its results, and a replay computes into them again."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional
+
+from tunesmith import Trainer
+from tunesmith.speedups import model_graphs
+from tunesmith.speedups.model_graphs import ModelGraphs, encoders_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+SIZES = {
+    "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+    "max_position_embeddings": 80, "pad_token_id": 0,
+}  # fmt: skip
+
+
+class StandIn:
+    """Does on a CPU what CUDA graphs do: fixed memory, read and written by every replay."""
+
+    device_type = "cpu"
+
+    def __init__(self) -> None:
+        self.recorded: list[str] = []
+        self.replayed = 0
+        self.fails: Exception | None = None
+        self.factor = 1.0
+
+    def new_pool(self) -> list[Any]:
+        """Memory contains the forward pass that wrote to it last."""
+        return []
+
+    def warm_up(self, work: Any) -> None:
+        torch.rand(3)
+        work()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def recover(self, device: Any) -> None:
+        """Nothing to recover from."""
+
+    def record(self, work: Any, pool: list[Any]) -> Any:
+        call, is_forward = work.__self__, "forward" in work.__name__
+        self.recorded.append(work.__name__)
+        if self.fails is not None:
+            raise self.fails
+
+        def run() -> Any:
+            if is_forward:
+                pool[:] = [call]
+            assert pool == [call], "another pass wrote to the memory of this one"
+            with torch.enable_grad():
+                return work()
+
+        results = run()
+
+        def replay() -> None:
+            self.replayed += 1
+            for place, value in zip(results or (), run() or (), strict=True):
+                place.detach().copy_(value * self.factor)
+
+        return replay, results
+
+
+def make_model(kind: str = "bert", **options: Any) -> Any:
+    torch.manual_seed(0)
+    names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+    names += ("classifier_dropout_prob", "seq_classif_dropout")
+    sizes = {**SIZES, **dict.fromkeys(names, 0.0), "num_labels": 2, **options}
+    if kind == "modernbert":
+        sizes |= {"local_attention": 8, "global_attn_every_n_layers": 2}
+        sizes |= {"bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    return transformers.AutoModelForSequenceClassification.from_config(config).train()
+
+
+def make_batch(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Rows of these lengths, padded to the longest."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(5, 60, (len(lengths), width), generator=generator) * mask
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.arange(len(lengths)) % 2}
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    return {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+
+
+def assert_equal_gradients(ours: nn.Module, plain: nn.Module) -> None:
+    found, expected = gradients(ours), gradients(plain)
+    for name, gradient in expected.items():
+        assert (gradient is None) == (found[name] is None), name
+        if gradient is not None:
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def pair(model: nn.Module) -> tuple[nn.Module, nn.Module, ModelGraphs]:
+    """The model with graphs, a plain copy, and the graphs."""
+    plain = copy.deepcopy(model)
+    return model, plain, ModelGraphs(model, capture=StandIn())
+
+
+@pytest.mark.parametrize(
+    "kind", ["bert", "roberta", "distilbert", "albert", "electra", "mpnet", "deberta-v2", "modernbert", "ernie"]
+)
+def test_replayed_encoder_has_the_gradients_of_the_plain_one(kind: str) -> None:
+    model, plain, graphs = pair(make_model(kind))
+    with graphs.active():
+        for batch in (make_batch(5, 9, 3), make_batch(20, 2, 17), make_batch(9, 9, 9, seed=1)):
+            for one in (model, plain):
+                one.zero_grad()
+                one(**batch).loss.backward()
+            assert_equal_gradients(model, plain)
+    assert graphs.off is None
+    assert graphs.captures == 2, "widths 16 and 32"
+    assert "forward" not in vars(encoders_of(model)[0])
+
+
+def test_gradients_add_up_and_stay_unchanged_by_later_replays() -> None:
+    model, plain, graphs = pair(make_model())
+    with graphs.active():
+        kept: dict[str, Any] = {}
+        for number, batch in enumerate([make_batch(5, 9), make_batch(20, 2), make_batch(9, 4, seed=1)]):
+            for one in (model, plain):
+                one(**batch).loss.backward()
+            if number == 0:
+                kept = {n: p.grad for n, p in model.named_parameters()}
+                values = gradients(model)
+                model.zero_grad(set_to_none=True)
+                plain.zero_grad(set_to_none=True)
+    assert_equal_gradients(model, plain)
+    assert all(torch.equal(kept[n], g) for n, g in values.items() if g is not None)
+
+
+def test_outputs_that_depend_on_padding_are_captured_without_further_padding() -> None:
+    """DeBERTa's outputs for padding depend on the width; a model that isn't a classifier of transformers may read them."""
+    encoder = make_model("deberta-v2").deberta
+    model, plain, graphs = pair(nn.ModuleDict({"encoder": encoder}))
+    with graphs.active():
+        for widths in ((5, 9), (5, 12)):
+            batch = make_batch(*widths)
+            batch.pop("labels")
+            for one in (model, plain):
+                one.zero_grad()
+                one["encoder"](**batch).last_hidden_state.pow(2).sum().backward()
+            assert_equal_gradients(model, plain)
+    assert graphs.captures == 2
+    assert graphs.off is None
+
+
+class Siamese(nn.Module):
+    """Two calls of one encoder before the backward pass; the pooler has no part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = make_model().bert
+
+    def embed(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        found = self.encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+        mask = batch["attention_mask"][..., None]
+        return (found.view(-1, 32).view(found.shape) * mask).sum(1) / mask.sum(1)
+
+    def forward(self, one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> torch.Tensor:
+        return functional.cosine_similarity(self.embed(one), self.embed(other)).mean()
+
+
+def test_two_calls_before_backward_use_different_memory() -> None:
+    model, plain, graphs = pair(Siamese())
+    with graphs.active():
+        for seed in range(3):
+            one, other = make_batch(5, 9, seed=seed), make_batch(7, 3, seed=seed + 10)
+            for side in (model, plain):
+                side.zero_grad()
+                side(one, other).backward()
+            assert_equal_gradients(model, plain)
+    (encoder,) = graphs._encoders
+    assert len(encoder._slots) == 2
+    assert plain.encoder.pooler.dense.weight.grad is None
+    assert graphs.captures == 2
+
+
+def test_r_drop_draws_two_masks_and_a_dropped_loss_frees_its_memory() -> None:
+    model = make_model(hidden_dropout_prob=0.2)
+    graphs, batch = ModelGraphs(model, capture=StandIn()), make_batch(5, 9)
+    with graphs.active():
+        for _ in range(3):
+            one, two = model(**batch).logits, model(**batch).logits
+            assert not torch.equal(one, two)
+            functional.mse_loss(one, two).backward()
+        for _ in range(5):
+            one = model(**batch).loss  # never differentiated
+        del one, two
+        gc.collect()
+        model(**batch).loss.backward()
+    (encoder,) = graphs._encoders
+    assert len(encoder._slots) == 2
+    assert graphs.captures == 2
+
+
+def test_more_pending_calls_than_slots_run_plain() -> None:
+    model, plain, graphs = pair(make_model())
+    with graphs.active():
+        for one in (model, plain):
+            sum(one(**make_batch(5, 9, seed=seed)).loss for seed in range(7)).backward()
+    assert_equal_gradients(model, plain)
+    assert graphs.captures == model_graphs.MOST_SLOTS
+
+
+def test_backward_can_run_twice_until_the_next_forward_pass() -> None:
+    model, plain, graphs = pair(make_model())
+    batch = make_batch(5, 9)
+    with graphs.active():
+        for one in (model, plain):
+            loss = one(**batch).loss
+            loss.backward(retain_graph=True)
+            loss.backward(retain_graph=True)
+        assert_equal_gradients(model, plain)
+        old = model(**batch).loss
+        old.backward(retain_graph=True)
+        model(**batch).loss.backward()
+        with pytest.raises(RuntimeError, match="use_speed_ups = False"):
+            old.backward()
+
+
+def test_gradients_of_input_embeddings_reach_the_caller() -> None:
+    model, plain, graphs = pair(make_model())
+    found = []
+    with graphs.active():
+        for one in (model, plain):
+            embeddings = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(1)).requires_grad_()
+            one(inputs_embeds=embeddings, labels=torch.tensor([0, 1])).loss.backward()
+            found.append(embeddings.grad)
+    assert graphs.captures == 1
+    torch.testing.assert_close(*found)
+
+
+def test_frozen_layers_get_no_gradient_and_unfreezing_captures_again() -> None:
+    model = make_model()
+    model.bert.embeddings.requires_grad_(False)
+    model, plain, graphs = pair(model)
+    with graphs.active():
+        for frozen in (True, False):
+            for one in (model, plain):
+                one.bert.embeddings.requires_grad_(not frozen)
+                one.zero_grad()
+                one(**make_batch(5, 9)).loss.backward()
+            assert_equal_gradients(model, plain)
+    assert graphs.captures == 2
+
+
+@pytest.mark.parametrize("restore", ["data =", "copy_"])
+def test_weights_replaced_through_data_are_the_weights_of_the_next_call(restore: str) -> None:
+    model, plain, graphs = pair(make_model())
+    with graphs.active():
+        for seed in range(3):
+            for one in (model, plain):
+                one.zero_grad()
+                weight, batch = one.get_input_embeddings().weight, make_batch(5, 9, seed=seed)
+                one(**batch).loss.backward()
+                before = weight.data.clone()  # FGM
+                weight.data.add_(weight.grad / weight.grad.norm())
+                one(**batch).loss.backward()
+                if restore == "copy_":
+                    weight.data.copy_(before)
+                else:
+                    weight.data = before
+                one(**batch).loss.backward()
+            assert_equal_gradients(model, plain)
+    assert graphs.captures == 1
+
+
+def test_dropout_is_drawn_anew_and_does_not_depend_on_captures() -> None:
+    def losses(graphs: ModelGraphs, model: Any) -> list[float]:
+        torch.manual_seed(3)
+        with graphs.active():
+            return [
+                float(model(**batch).loss.detach()) for batch in (make_batch(5, 9), make_batch(20, 9), make_batch(5, 9))
+            ]
+
+    model = make_model(hidden_dropout_prob=0.3)
+    graphs = ModelGraphs(model, capture=StandIn())
+    first = losses(graphs, model)
+    assert first == losses(graphs, model), "captures and the comparison draw nothing"
+    assert first[0] != first[2]
+    graphs.free()
+    assert first == losses(graphs, model)
+
+
+def test_old_shapes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_graphs, "MOST_GRAPHS", 2)
+    model = make_model()
+    graphs = ModelGraphs(model, capture=StandIn())
+    with graphs.active():
+        for width in (9, 20, 9, 40, 9, 20):
+            model(**make_batch(5, width)).loss.backward()
+    assert graphs.captures == 4
+    (encoder,) = graphs._encoders
+    assert len(encoder._slots[0].graphs) == 2
+
+
+def test_too_many_shapes_switch_graphs_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_graphs, "MOST_CAPTURES", 2)
+    model, plain, graphs = pair(make_model())
+    with graphs.active():
+        for rows in range(1, 5):
+            for one in (model, plain):
+                one.zero_grad()
+                one(**make_batch(*[7] * rows)).loss.backward()
+            assert_equal_gradients(model, plain)
+    assert graphs.off == "the batches have too many different shapes"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"fails": RuntimeError("cudaErrorStreamCaptureUnsupported")}, "reads values back from the GPU"),
+        ({"fails": torch.OutOfMemoryError("CUDA out of memory")}, "out of memory"),
+        ({"factor": 1.01}, "is not the plain one"),
+    ],
+)
+def test_failure_or_difference_leaves_the_plain_model(change: dict[str, Any], reason: str) -> None:
+    model, plain, graphs = pair(make_model())
+    vars(graphs.capture).update(change)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    with graphs.active():
+        for one in (model, plain):
+            one(**make_batch(5, 9)).loss.backward()
+    assert_equal_gradients(model, plain)
+    assert reason in str(graphs.off)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_failure_of_a_later_capture_keeps_the_pass_under_way() -> None:
+    model, plain, graphs = pair(make_model())
+    with graphs.active():
+        model(**make_batch(5, 9)).loss.backward()
+        model.zero_grad()
+        one = model(**make_batch(5, 9)).loss
+        graphs.capture.fails = RuntimeError("no")
+        (one + model(**make_batch(5, 30)).loss).backward()
+        (plain(**make_batch(5, 9)).loss + plain(**make_batch(5, 30)).loss).backward()
+    assert_equal_gradients(model, plain)
+    assert graphs.off == "no"
+
+
+@pytest.mark.parametrize("how", ["eval", "no_grad", "hook", "hidden states", "forward", "4-D mask"])
+def test_calls_that_cannot_be_replayed_run_plain(how: str) -> None:
+    model, plain, graphs = pair(make_model())
+    batch = make_batch(5, 9)
+    for one in (model, plain):
+        if how == "eval":
+            one.eval()
+        if how == "hook":
+            one.bert.encoder.layer[0].register_forward_hook(lambda *_: None)
+        if how == "hidden states":
+            batch["output_hidden_states"] = True
+        if how == "4-D mask":
+            batch["attention_mask"] = torch.ones(2, 1, 1, 9)
+        if how == "forward":
+            own = one.bert.forward
+            one.bert.forward = lambda *args, own=own, **kwargs: own(*args, **kwargs)
+    with graphs.active(), torch.set_grad_enabled(how != "no_grad"):
+        found, expected = model(**batch), plain(**batch)
+    torch.testing.assert_close(found.logits, expected.logits)
+    assert graphs.capture.replayed == 0
+    assert graphs.off is None
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: nn.Linear(2, 2), "no encoder of transformers"),
+        (lambda: checkpointed(make_model()), "gradient checkpointing"),
+        (lambda: make_model(is_decoder=True), "decoder"),
+        (lambda: with_own_layer(make_model()), "not what transformers has there"),
+    ],
+)
+def test_models_that_are_not_captured_say_why(make: Any, reason: str) -> None:
+    assert reason in str(ModelGraphs(make(), capture=StandIn()).off)
+
+
+def checkpointed(model: Any) -> Any:
+    model.gradient_checkpointing_enable()
+    return model
+
+
+def with_own_layer(model: Any) -> Any:
+    class Linear(nn.Linear):
+        pass
+
+    model.bert.encoder.layer[0].output.dense.__class__ = Linear
+    return model
+
+
+def test_autocast_gradients_are_those_of_autocast() -> None:
+    model, plain, graphs = pair(make_model())
+    with graphs.active():
+        for one in (model, plain):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = one(**make_batch(5, 9)).loss
+            loss.backward()
+    found, expected = gradients(model), gradients(plain)
+    assert graphs.captures == 1
+    assert all(torch.allclose(found[n], g, atol=2e-2) for n, g in expected.items() if g is not None)  # type: ignore[arg-type]
+
+
+# ---- Trainer ----
+
+
+class Weighted(Trainer):
+    """A script with class weights."""
+
+    _stand_in_for_capture = StandIn()
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = functional.cross_entropy(outputs.logits, labels, weight=torch.tensor([1.0, 2.0]))
+        return (loss, outputs) if return_outputs else loss
+
+
+class PlainWeighted(Weighted):
+    use_speed_ups = False
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    width = max(len(row["input_ids"]) for row in rows)
+    ids = torch.tensor([row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows])
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": torch.tensor([r["labels"] for r in rows])}
+
+
+def train(kind: Any, folder: Path, model: Any, resume: Any = None, **options: Any) -> Any:
+    rng = np.random.default_rng(0)
+    rows = [{"input_ids": rng.integers(5, 60, rng.integers(4, 40)).tolist(), "labels": i % 2} for i in range(48)]
+    given = {
+        "max_steps": 10,
+        "save_strategy": "no",
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "bf16": False,
+        **options,
+    }
+    args = transformers.TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=4,
+        logging_steps=1,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        **given,
+    )
+    transformers.set_seed(0)
+    trainer = kind(model, args, train_dataset=rows, eval_dataset=rows[:8], data_collator=collate)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = StandIn()
+    monkeypatch.setattr(Weighted, "_stand_in_for_capture", found)
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3}], ids=["one", "accumulation"])
+def test_trainer_with_own_loss_replays_the_encoder(tmp_path: Path, stand_in: StandIn, options: dict[str, Any]) -> None:
+    ours = train(Weighted, tmp_path / "ours", make_model(), **options)
+    plain = train(PlainWeighted, tmp_path / "plain", make_model(), **options)
+    assert stand_in.replayed >= 20
+    logs = [
+        [line[n] for line in t.state.log_history for n in ("loss", "eval_loss") if n in line] for t in (ours, plain)
+    ]
+    np.testing.assert_allclose(*logs, atol=1e-5)
+    assert (tmp_path / "ours" / "journal.jsonl").read_text().count("Speedups: CUDA graph of the encoder.") == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "accumulation 2", "compute_loss_func", "label smoothing", "lower half frozen", "custom model class", "torch dataset",
+        "adafactor", "LoRA", "FGM", "R-Drop", "distillation", "siamese", "layer-wise learning rates", "token classification",
+    ],
+)  # fmt: skip
+def test_script_of_the_benchmark_has_the_losses_of_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "bench"))
+    import scripts_gpu
+
+    monkeypatch.setattr(Trainer, "_stand_in_for_capture", StandIn())
+    config, rows = scripts_gpu.tiny()
+    given = {"max_steps": 4, "use_cpu": True, "logging_steps": 1, "per_device_train_batch_size": 4, "bf16": False}
+    logs = []
+    for base in (Trainer, transformers.Trainer):
+        trainer = scripts_gpu.make_trainer(
+            name, base, tmp_path / base.__module__, config, rows, scripts_gpu.pad, **given
+        )
+        trainer.train()
+        logs.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
+    assert logs[0] == pytest.approx(logs[1], abs=2e-5)
+    assert Trainer._stand_in_for_capture.replayed >= 8
+
+
+def test_trainer_resumes_with_the_same_bits(tmp_path: Path, stand_in: StandIn) -> None:
+    options = {"save_strategy": "steps", "save_steps": 6}
+    one = train(Weighted, tmp_path / "one", make_model(hidden_dropout_prob=0.2), **options)
+    again = train(
+        Weighted, tmp_path / "again", make_model(hidden_dropout_prob=0.2), tmp_path / "one" / "checkpoint-6", **options
+    )
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), again.model.parameters(), strict=True))
+
+
+def test_trainer_reports_a_failed_capture_once(tmp_path: Path, stand_in: StandIn) -> None:
+    stand_in.fails = RuntimeError("broken")
+    ours = train(Weighted, tmp_path, make_model())
+    lines = (tmp_path / "journal.jsonl").read_text()
+    assert lines.count("CUDA graph of the encoder is off because") == 1
+    assert stand_in.replayed == 0
+    assert math.isfinite(ours.state.log_history[-1]["train_loss"])
