@@ -142,8 +142,8 @@ def against_constant(reading: Reading, at: int = -1) -> str:
     if not reading.metric or not math.isfinite(score):
         return f"the constant baseline has a loss of {reading.chance_loss:.2f}{others}"
     chance = reading.chance_score
-    constant = "" if chance is None else f" vs. constant baseline {chance[0]:.3f}"
-    return f"{reading.metric} {abs(score):.3f}{constant}{others}"
+    than = "" if chance is None else f" vs. constant baseline {chance[0]:.3f}"
+    return f"{reading.metric} {abs(score):.3f}{than}{others}"
 
 
 def _losses(reading: Reading) -> str:
@@ -245,10 +245,7 @@ def overfitting_advice(reading: Reading, at: int) -> list[str]:
 
 def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
     at, loss = reading.best, reading.val_loss
-    evidence = (
-        f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score stayed the same "
-        f"({against_constant(reading)})"
-    )
+    evidence = f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score stayed the same"
     if reading.rows is not None and math.isfinite(over := _overconfidence(reading.rows.validation[-1])):
         evidence += f"; its mean confidence exceeds its accuracy by {over:.3f}"
     return evidence, [*_lowest_loss(reading), "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)[:1]]
