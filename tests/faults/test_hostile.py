@@ -377,9 +377,12 @@ def test_damaged_spreadsheets_give_a_table_or_one_error(tmp_path: Path) -> None:
         assert table_or_error(path).startswith((str(path), "table"))
 
 
-def test_parquet_dictionary_bomb_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nested", [False, True], ids=["texts", "lists of texts"])
+def test_parquet_dictionary_bomb_is_refused(nested: bool, tmp_path: Path) -> None:
     """One text of 300 KB in a dictionary and 16,384 references to it: 5 GB from less than a megabyte."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 16_384, pa.int32()), pa.array(["a" * 300_000]))
+    if nested:
+        texts = pa.ListArray.from_arrays(pa.array(range(16_385), pa.int32()), texts)
     labels = pa.array(["x", "y"] * 8_192)
     pq.write_table(pa.table({"text": texts, "label": labels}), tmp_path / "x.parquet", compression="zstd")
     assert (tmp_path / "x.parquet").stat().st_size < 10_000

@@ -69,12 +69,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         found = {
             "rows": result.rows,
+            "notes": list(result.notes),
             "findings": [f.to_json() for f in result.findings],
             "review_file": result.review_file,
         }
         print(json.dumps(found, indent=1, ensure_ascii=False, default=str))
     else:
-        print("\n".join(describe_findings(result.findings)))
+        print("\n".join([*result.notes, "", *describe_findings(result.findings)]))
         print(f"\n{_plural(len(warnings), 'warning')}, {len(result.findings) - len(warnings)} for information")
         if result.review_file:
             print(

@@ -24,9 +24,9 @@ from tunesmith.data.labels import (
     alike,
     class_names,
     find_separator,
-    has_single_labels,
     holds_places,
     is_list_type,
+    list_lengths,
     survey_labels,
 )
 from tunesmith.data.rows import Columns, Source
@@ -57,7 +57,7 @@ ASIDE: tuple[str, ...] = (
 """Columns that describe a row and are rarely what is to be predicted."""
 _PAIR_ENDS = (("1", "2"), ("a", "b"), ("left", "right"), ("first", "second"), ("one", "two"))
 _IDS = frozenset(["id", "idx", "index", "guid", "uid", "uuid", "pairid", "rowid", "key", "docid", "nr", "no", "编号"])
-SAMPLE_ROWS = 2_000
+SAMPLE_ROWS, SAMPLE_CELLS = 2_000, 200_000
 _DATE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}(:\d{2})?.*)?$")
 _MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _WORD_DATE = re.compile(rf"^(?=.*\b({_MONTHS})[a-z]*\b)(?=.*\d)[\w ,.:/+-]{{5,40}}$", re.IGNORECASE)
@@ -84,13 +84,16 @@ class ColumnProfile:
 
     def describe(self) -> str:
         """`queue (4 values: billing, access, ...)`."""
+        if self.kind == "list":
+            return f"{self.name!r} (lists)"
         shown = ", ".join(text if len(text) <= 24 else f"{text[:21]}..." for text in self.examples[:3])
         return f"{self.name!r} ({self.different:,} different values: {shown}{', ...' * (self.different > 3)})"
 
 
 def first_rows(source: Source) -> dict[str, list[Any]]:
     """The first rows, by column."""
-    rows = source.dataset.with_format(None)[: min(SAMPLE_ROWS, source.dataset.num_rows)]
+    count = min(SAMPLE_ROWS, max(200, SAMPLE_CELLS // len(source.column_names)), source.dataset.num_rows)
+    rows = source.dataset.with_format(None)[:count]
     return {name: rows[name] for name in source.column_names}
 
 
@@ -214,7 +217,7 @@ class ColumnChooser:
                 return [(alone,)], f"Text: column {alone!r}, the only one besides the labels."
             texts = varied or [n for n in words if self.profiles[n].kind != "id"]
         if not texts:
-            problem = f"no text column found among: {', '.join(self.source.column_names)}"
+            problem = f"no text column found among: {first_few(self.source.column_names, 20)}"
             raise DataError(problem, where=self.source.origin, fix="Set --text_column_names.")
         if len(texts) == 1:
             return [(texts[0],)], f"Text: column {texts[0]!r}, the only one of long and varied texts."
@@ -410,7 +413,12 @@ def _choose_task(
         if holds_places(source, label):
             places = ", a 0 or 1 for each label (--label_names names them)"
             return Task.MULTILABEL, f"Task: multilabel, because {label!r} contains lists{places}."
-        single = all(has_single_labels(s, label) for s in sources.values() if label in s.column_names)
+        lengths = set().union(*(list_lengths(s, label) for s in sources.values() if label in s.column_names))
+        plain = class_names(source, label) is None
+        if plain and lengths == {0, 1} and separator is None:
+            question = f"no list of {label!r} has two labels, and some are empty: can a row have several labels?"
+            _ask(source, question, "--label_separator json")
+        single = plain and (lengths == {1} or (lengths == {0, 1} and separator == "none"))
         if not single:
             return Task.MULTILABEL, f"Task: multilabel, because {label!r} contains lists."
     survey = survey_labels(source, label)

@@ -1,4 +1,4 @@
-"""JSON lines, JSON files, and the exports of Label Studio, Doccano and Argilla.
+"""JSON lines, JSON files, and the exports of Label Studio, Doccano, Argilla and Prodigy.
 
 Rules. JSON lines have one object per line; empty lines are allowed only at the end. A key that appears twice, NaN, Infinity, a
 number too large for a float, nesting deeper than 64 and half a surrogate pair are refused with their line. A `.json` file may
@@ -69,7 +69,9 @@ def _json_records(blocks: Iterator[str], origin: str, *, array_allowed: bool) ->
         text = _whole(blocks, origin)
         _check_depth(text, origin)
         try:
-            return enumerate(rows_of_object(_object(_DECODER.decode(text), origin)), start=1)
+            return enumerate(rows_of_object(_object(_DECODER.decode(text), origin), origin), start=1)
+        except DataError:
+            raise
         except (ValueError, RecursionError):
             return line_records([text], origin)
     return line_records(blocks, origin)
@@ -84,11 +86,18 @@ def _is_lines(head: str) -> bool:
         return False
 
 
-def rows_of_object(value: dict[str, Any]) -> list[dict[str, Any]]:
+def rows_of_object(value: dict[str, Any], origin: str) -> list[dict[str, Any]]:
     """Return the rows of one object: a list of rows under a key such as "data", one key per column (pandas), or one per row."""
-    rows = [cells for cells in value.values() if isinstance(cells, list) and cells and isinstance(cells[0], dict)]
+    rows = {
+        key: cells for key, cells in value.items() if isinstance(cells, list) and cells and isinstance(cells[0], dict)
+    }
+    if len(rows) > 1:
+        found = ", ".join(f"{key!r} ({len(cells):,})" for key, cells in rows.items())
+        raise DataError(f"has several lists of rows: {found}", where=origin, fix="Write each list to its own file.")
     if rows:
-        return max(rows, key=len)
+        return next(iter(rows.values()))
+    if isinstance(value.get("columns"), list) and isinstance(value.get("data"), list):  # pandas, orient="split"
+        return [dict(zip(value["columns"], row, strict=True)) for row in value["data"]]
     cells = list(value.values())
     if cells and all(isinstance(column, list) for column in cells) and len({len(column) for column in cells}) == 1:
         return [dict(zip(value, row, strict=True)) for row in zip(*cells, strict=True)]
@@ -152,15 +161,18 @@ def _whole(blocks: Iterable[str], origin: str) -> str:
 def _array_records(text: str, origin: str) -> Iterator[Record]:
     _check_depth(text, origin)
     at, number, counted = text.index("[") + 1, 1, 0
+    one_line = _NEWLINE.search(text.strip()) is None  # then rows are counted, not lines
     separator = ""
     while True:
         at = _skip_space(text, at)
-        number += len(_NEWLINE.findall(text, counted, at))
+        number += int(separator == ",") if one_line else len(_NEWLINE.findall(text, counted, at))
         counted = at
         where = f"{origin}:{number}"
         if text[at : at + 1] == "]" and separator != ",":
             break
         try:
+            if text[at : at + 1] == "]":
+                raise _Refused("a comma after the last object; remove it")
             value, at = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             raise _explain(error, where) from None
@@ -223,8 +235,7 @@ def _explain(error: Exception, where: str) -> DataError:
     if isinstance(error, _Refused):
         return DataError(str(error), where=where)
     if isinstance(error, json.JSONDecodeError):
-        problem = f"not JSON: {error.msg} at character {error.colno}"
-        return DataError(problem, where=where, fix="Write one object per line.")
+        return DataError(f"not JSON: {error.msg} at character {error.colno}", where=where)
     if isinstance(error, RecursionError):
         return DataError(f"nested deeper than {MAX_DEPTH} levels", where=where)
     return DataError(f"not JSON: {' '.join(str(error).split())[:120]}", where=where)
@@ -277,6 +288,8 @@ def find_export(record: Mapping[str, Any]) -> tuple[str | None, Callable[[Mappin
         return "Argilla", argilla_row
     if any(key.endswith(".responses") for key in record) or any(_is_responses(cell) for cell in record.values()):
         return "Argilla", argilla_columns_row
+    if "_task_hash" in record and "answer" in record:
+        return "Prodigy", prodigy_row
     if "annotation" in record and {"status", "annotation_agent"} <= record.keys():
         return "Argilla", argilla_1_row
     return None, None
@@ -325,6 +338,16 @@ def argilla_1_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """The same for the text classification records of Argilla 1."""
     text = record.get("inputs") if isinstance(record.get("inputs"), dict) else {"text": record.get("text")}
     return {**(text or {}), "label": record["annotation"]}
+
+
+def prodigy_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the text, and the label or choices that were accepted; a rejected or ignored record has no label."""
+    label = record["accept"] if "accept" in record else record.get("label")
+    row = {name: cell for name, cell in record.items() if name[0] != "_" and name not in _PRODIGY}
+    return {**row, "label": label if record["answer"] == "accept" else None}
+
+
+_PRODIGY = ("accept", "answer", "options", "config", "tokens", "spans", "style", "meta")
 
 
 def _is_responses(cell: Any) -> bool:

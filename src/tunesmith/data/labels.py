@@ -148,14 +148,14 @@ def _measure(survey: Survey, cells: Any) -> None:
     survey.fractions += pc.sum(pc.not_equal(pc.floor(finite), finite)).as_py() or 0
 
 
-def has_single_labels(source: Source, column: str) -> bool:
-    """Whether every list of a column has exactly one item; missing lists do not count."""
+def list_lengths(source: Source, column: str) -> set[int]:
+    """The lengths of the lists of a column; missing lists do not count."""
     import pyarrow.compute as pc
 
-    widths: set[int | None] = set()
+    lengths: set[int | None] = set()
     for _, table in source.scan([column]):
-        widths |= set(pc.unique(pc.list_value_length(table.column(column))).to_pylist())
-    return widths - {None} == {1} and class_names(source, column) is None
+        lengths |= set(pc.unique(pc.list_value_length(table.column(column))).to_pylist())
+    return {length for length in lengths if length is not None}
 
 
 def class_names(source: Source, column: str) -> list[str] | None:
@@ -340,8 +340,9 @@ def encode_labels(
     label_names, head_names = rules.names, rules.head_names
     if columns.task is Task.MULTILABEL and columns.label is not None:
         sources = unfold_labels(sources, columns.label, rules.separator)
-    if rules.merge_variants and columns.label is not None and columns.task is not Task.REGRESSION:
-        sources = merge_variants(sources, columns.label, notes, names=label_names or ())
+    if columns.label is not None and columns.task is not Task.REGRESSION:
+        merge = merge_variants if rules.merge_variants else strip_labels
+        sources = merge(sources, columns.label, notes, label_names or ())
     column = columns.label
     if column is None or not any(column in source.column_names for source in sources.values()):
         missing = "label column" if column is None else f"column {column!r}"
@@ -453,6 +454,7 @@ def _choose_names(
     else:
         _refuse_variants(train, column, survey)
         _refuse_typos(train, column, survey)
+        _refuse_header_or_total(train, column, survey)
         values = names = tuple(sorted(found))
     order = (match_names(head_names, names) if head_names else None) or names
     value_of = dict(zip(names, values, strict=True))
@@ -565,6 +567,24 @@ def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
                 problem = f"{name!r} ({count:,} of {survey.rows:,} rows) reads like {other!r} ({often:,} rows)"
                 fix = f"Did you mean {other!r}? If not, list both in --label_names."
                 raise DataError(problem, where=train.where(survey.first_row[name], column), fix=fix)
+
+
+EDGE_ROWS, EDGE_COUNT = 20, 5
+"""Rows of a file from which its first and last labels are checked, and examples of each other label."""
+
+
+def _refuse_header_or_total(train: Source, column: str, survey: Survey) -> None:
+    """Refuse a label that occurs only in the first or last row of a file: a second header line (survey tools) or a total."""
+    edges = (0, 1, survey.rows - 1)
+    once = {name: row for name, row in survey.first_row.items() if survey.counts[name] == 1 and row in edges}
+    others = [count for name, count in survey.counts.items() if name not in once]
+    if not train.lines or not once or survey.rows < EDGE_ROWS or min(others, default=0) < EDGE_COUNT:
+        return
+    name, row = min(once.items(), key=lambda item: item[1])
+    kind = "a second header line" if row < 2 else "a total or a note"
+    problem = f"only this row has the label {name[:60]!r}: is it {kind}?"
+    fix = "If it is, delete it. If not, list all labels in --label_names."
+    raise DataError(problem, where=train.where(row, column), fix=fix)
 
 
 LARGEST_SCORE = 1e8
@@ -786,8 +806,21 @@ def spelling_of(counts: Mapping[str, int]) -> dict[str, str]:
     return {name: by_key[alike(name)] for name in counts if by_key[alike(name)] != name}
 
 
+def strip_labels(
+    sources: Mapping[str, Source], label: str, notes: list[str], names: Sequence[str] = ()
+) -> dict[str, Source]:
+    """The sources without the spaces around labels, if every label has some, as in files with a space after each comma."""
+    labelled = {split: source for split, source in sources.items() if label in source.column_names}
+    found = [name for source in labelled.values() for name in survey_labels(source, label).counts]
+    if not found or any(name == name.strip() or name in names for name in found):
+        return dict(sources)
+    notes.append("All labels have spaces around them, which are removed.")
+    changed = {name: name.strip() for name in found}
+    return {**sources, **{split: _respell(source, label, changed) for split, source in labelled.items()}}
+
+
 def merge_variants(
-    sources: Mapping[str, Source], label: str, notes: list[str], *, names: Sequence[str] = ()
+    sources: Mapping[str, Source], label: str, notes: list[str], names: Sequence[str] = ()
 ) -> dict[str, Source]:
     """The sources with one spelling of each label: that of `names`, else the most frequent one of train."""
     labelled = {split: source for split, source in sources.items() if label in source.column_names}
@@ -824,13 +857,13 @@ def correct_labels(part: Part, path: Path, columns: Sequence[str], labels: Label
         raise DataError("a labels file contains one label per row; these rows have several", where=str(path))
     values = part.encoded.with_format("numpy", columns=["labels"])[:]["labels"].copy()
     cells = part.source.dataset.select_columns(list(columns))
+    row_of = {int(line): row for row, line in enumerate(part.source.line_numbers(range(len(values))))}
     changed = 0
-    for where, row, texts, label in _read_corrections(path, columns):
-        if row >= len(values):
-            raise DataError(f"row {row + 1}: the data has {len(values):,} rows", where=where)
-        if [str(cell) for cell in cells[row].values()] != texts:
+    for where, line, texts, label in _read_corrections(path, columns):
+        row = row_of.get(line)
+        if row is None or [str(cell) for cell in cells[row].values()] != texts:
             fix = "Audit the data as it is now, and correct the new file."
-            raise DataError(f"row {row + 1} has a different text in the data", where=where, fix=fix)
+            raise DataError(f"{part.source.origin}:{line} has a different text", where=where, fix=fix)
         value = _value_of(label, labels, f"{where}:label")
         changed += bool(values[row] != np.asarray(value, dtype=values.dtype))
         values[row] = value
@@ -840,21 +873,21 @@ def correct_labels(part: Part, path: Path, columns: Sequence[str], labels: Label
 
 
 def _read_corrections(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, int, list[str], str]]:
-    """(place in the file, row from 0, texts, label) of each row of the file. Its other columns are for the reader."""
+    """(place in the file, line in the data, texts, label) of each row of the file. Its other columns are for the reader."""
     try:
         text = read_plain(path, MOST_BYTES, follow=True).decode("utf-8-sig")
     except (OSError, BadFile, UnicodeDecodeError) as error:
         raise DataError(f"the labels file cannot be read: {error}", where=str(path)) from None
     table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    missing = [name for name in ("row", *columns, "label") if name not in (table.fieldnames or ())]
+    missing = [name for name in ("line", *columns, "label") if name not in (table.fieldnames or ())]
     if missing:
         fix = "Use a file that `tunesmith audit --review_file` wrote for this data."
         raise DataError(f"the column {missing[0]!r} is missing", where=str(path), fix=fix)
     for cells in table:
-        where, number = f"{path}:{table.line_num}", cells["row"] or ""
+        where, number = f"{path}:{table.line_num}", cells["line"] or ""
         if not number.isdecimal() or int(number) < 1:
-            raise DataError(f"{number!r} is not a row number", where=f"{where}:row", fix="Rows count from 1.")
-        yield where, int(number) - 1, [cells[name] or "" for name in columns], (cells["label"] or "").strip()
+            raise DataError(f"{number!r} is not a line number", where=f"{where}:line", fix="Lines count from 1.")
+        yield where, int(number), [cells[name] or "" for name in columns], (cells["label"] or "").strip()
 
 
 def _value_of(label: str, labels: LabelMap, where: str) -> float:

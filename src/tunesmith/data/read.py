@@ -38,6 +38,7 @@ from tunesmith.data.labels import (
 )
 from tunesmith.data.rows import (
     BAD_COLUMN,
+    LINE_COLUMN,
     CachedRows,
     Columns,
     Part,
@@ -63,6 +64,7 @@ from tunesmith.data.text_files import (
     kind_of_file,
     readable,
     recognise_lines,
+    refuse_other_content,
     sniff_dialect,
     text_blocks,
 )
@@ -347,7 +349,7 @@ def read_labelled(
     return encode_labels({name: rows}, columns, rules, [])[1][name]
 
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Part of every cache key: raise it when a reader gives other rows for the same bytes."""
 
 _HEAD_BYTES = 1 << 16
@@ -409,6 +411,8 @@ def read_source(
             return checked(_from_folder(path, name, origin))
         kind, gzipped = kind_of_file(path, origin, delimiter)
         _refuse_no_content(path, origin)
+        with path.open("rb") as start:
+            refuse_other_content(start.read(100), kind, origin, gzipped=gzipped)
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
         how = (kind, gzipped, check_encoding(encoding), dialect, limits or DecompressionLimits())
         file = _recognised(_File(path, hash_file(path), origin, *how, on_progress, skip_bad_rows, sheet_name))
@@ -549,9 +553,9 @@ def load_folder(path: Path, origin: str) -> Any:
         return load_from_disk(str(path))
 
 
-TEXT_PLACEHOLDERS = frozenset(["n/a", "nan", "#n/a", "null", "(null)", "<na>"])
+TEXT_PLACEHOLDERS = frozenset(["n/a", "nan", "#n/a", "null", "(null)", "<na>", "\\n"])
 """Texts that programs write for a missing value. They are text, as people also write them, but are reported."""
-MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil"])
+MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil", "\\n"])
 """Words that spreadsheets write for a missing value."""
 
 
@@ -595,6 +599,7 @@ def sort_out(
     allow_empty_text, skip = config.allow_empty_text, config.skip_bad_rows
     named = listed_names(config.label_names) or ()
     for split, source in sources.items():
+        source = _without_empty_end(source, notes)
         if split.startswith("test") and _is_unlabelled(source, columns.label, named):
             source = source.with_cells(source.dataset.remove_columns([columns.label]))
         found = _text_reasons(source, columns.text, allow_empty_text=allow_empty_text)
@@ -625,6 +630,21 @@ def sort_out(
                 f"{len(found):,} of {source.dataset.num_rows:,} {split} rows were skipped: see bad_rows.jsonl."
             )
     return kept, bad
+
+
+def _without_empty_end(source: Source, notes: list[str]) -> Source:
+    """The source without the rows of empty cells that spreadsheets write at the end of a file."""
+    names = [name for name in source.dataset.column_names if name != LINE_COLUMN]
+    rows = source.dataset.select_columns(names).with_format(None)
+    whole = count = rows.num_rows
+    while source.lines and count > 1 and not any(rows[count - 1].values()):
+        some = rows[max(0, count - 1000) : count].values()
+        filled = [any(cells) for cells in zip(*some, strict=True)]
+        count -= filled[::-1].index(True) if True in filled else len(filled)
+    if not 0 < count < whole:
+        return source
+    notes.append(f"The last {whole - count:,} {source.name} rows are empty and skipped.")
+    return source.select(range(count))
 
 
 def _is_missing_word(name: str) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from tunesmith.errors import CheckpointError, DataError, ResourceError, did_you_mean, short_text
+from tunesmith.errors import CheckpointError, DataError, ResourceError, did_you_mean, first_few, short_text
 from tunesmith.files import BadFile, create, fsync_path, known_hash, open_plain
 from tunesmith.labels import LabelMap, Task
 from tunesmith.runs.manifest import verify, write_manifest
@@ -63,7 +63,10 @@ class Source:
     def line_numbers(self, rows: Sequence[int] | Ints) -> Ints:
         """Return the numbers that `where` uses for these rows."""
         if self.lines:
-            return np.asarray(self.dataset.select_columns([LINE_COLUMN]).with_format("numpy")[rows][LINE_COLUMN])
+            from datasets.formatting import query_table
+
+            lines = query_table(self.dataset.data.select([LINE_COLUMN]), rows, indices=self.dataset._indices)
+            return np.asarray(lines.column(0))
         return np.asarray(rows) + 1 if self.numbers is None else self.numbers[rows]
 
     def select(self, rows: Sequence[int] | Ints, name: str | None = None) -> Source:
@@ -93,7 +96,7 @@ class Source:
         found = self.column_names
         fix = " ".join(filter(None, (did_you_mean(name, found), f"Set {flag}.")))
         where = f"{self.origin}:1" if self.lines else self.origin
-        return DataError(f"no column {name!r}; found: {', '.join(found)}", where=where, fix=fix)
+        return DataError(f"no column {name!r}; found: {first_few(found, 20)}", where=where, fix=fix)
 
     def with_cells(self, dataset: Dataset) -> Source:
         """Return the source with other cells in the same rows."""
@@ -101,10 +104,13 @@ class Source:
 
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """(index of the first row, pyarrow Table of `columns`) for one batch after the other, in order."""
-        start = 0
-        for table in self.dataset.select_columns(list(columns)).with_format("arrow").iter(SCAN_ROWS):
-            yield start, table.combine_chunks()  # selected rows come in a chunk for every run of neighbors
-            start += table.num_rows
+        from datasets.formatting import query_table
+
+        cells = self.dataset.data.select(list(columns))  # select_columns copies the features of all columns
+        for start in range(0, self.dataset.num_rows, SCAN_ROWS):
+            rows = range(start, min(start + SCAN_ROWS, self.dataset.num_rows))
+            # selected rows come in a chunk for every run of neighbors
+            yield start, query_table(cells, rows, indices=self.dataset._indices).combine_chunks()
 
 
 @dataclass(frozen=True, slots=True)

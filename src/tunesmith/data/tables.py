@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tunesmith.data.labels import is_list_type
 from tunesmith.data.rows import LINE_COLUMN, Source, binary_errors, checked
 from tunesmith.data.text_files import DecompressionLimits, Dialect, check_header
 from tunesmith.errors import DataError, did_you_mean, short_text
@@ -191,13 +192,14 @@ def _from_list(rows: Any, name: str) -> Source:
 
 def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
     """Yield the record batches of a Parquet file, with the schema metadata."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     with binary_errors("Parquet", origin):
         schema = pq.read_schema(path)
         # Kept as dictionaries until their size is known: one text of a few hundred KB, repeated, fills the memory.
-        texts = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
+        leaves = pq.read_metadata(path).schema
+        columns = map(leaves.column, range(len(leaves)))
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
         with pq.ParquetFile(path, read_dictionary=texts) as file:
             size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
             check_growth(size, path.stat().st_size, limits, origin)
@@ -259,10 +261,12 @@ def check_growth(unpacked: int, size: int, limits: DecompressionLimits, origin: 
 
 
 def _decoded_bytes(array: Any) -> int:
-    """Return the size of a dictionary array as plain values; 0 for other arrays."""
+    """Return the size of a dictionary array as plain values, also inside lists; 0 for other arrays."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if is_list_type(array.type):
+        return _decoded_bytes(array.flatten())
     if not pa.types.is_dictionary(array.type):
         return 0
     values = array.dictionary
@@ -276,6 +280,8 @@ def _plain_type(array: Any) -> Any:
     import pyarrow as pa
 
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if is_list_type(kind) and pa.types.is_dictionary(kind.value_type):
+        return pa.list_(kind.value_type.value_type)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         with suppress(pa.ArrowInvalid):
             if array.cast(kind).cast(pa.large_string()).null_count < len(array):
@@ -319,8 +325,7 @@ def sheet_batches(path: Path, *, origin: str, sheet: str | None, facts: dict[str
     first, header = next(rows, (0, []))
     if not header:
         raise DataError("no sheet has rows", where=origin, fix="It needs a header and at least one row.")
-    stripped = [name.strip() for name in _trimmed(header)]
-    names = check_header(stripped, origin=origin, dialect=Dialect("\t", False, sure=True))
+    names = check_header(_trimmed(header), origin=origin, dialect=Dialect("\t", False, sure=True))
     second = next(rows, None)
     if second is not None and len(names) == 1 and len(_trimmed(second[1])) > 1:
         fix = f"Delete the rows above row {second[0]} and save the sheet."

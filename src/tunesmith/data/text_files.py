@@ -52,10 +52,30 @@ def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, b
     if kind is None:
         known = "csv, tsv, jsonl, json, txt, xlsx, parquet, arrow, each also as .gz"
         named = "Rename the file, or set --delimiter if its lines are a table."
-        fix = {".zip": "Unpack it first, or use gzip.", "": named}.get(suffix[0])
+        fix = {".zip": "Unpack it first, or use gzip.", "": named}.get(suffix[0], "Save the table as CSV.")
         problem = f"cannot tell the format from the ending {suffix[0]!r}: known are {known}"
         raise DataError(problem, where=origin, fix=fix)
     return kind, gzipped
+
+
+_OTHER_CONTENT = (
+    (b"version https://git-lfs", "is a pointer of Git LFS, not the data", "Run `git lfs pull`."),
+    (b"<!doctype html", "is a web page, not a table", "Download the data file itself, or save the page as CSV."),
+    (b"<html", "is a web page, not a table", "Download the data file itself, or save the page as CSV."),
+    (b"pk\x03\x04", "is a spreadsheet or a zip archive", "Rename a spreadsheet to .xlsx; unpack an archive."),
+    (b"\x1f\x8b", "is compressed with gzip", "Add .gz to its name."),
+    (b"par1", "is a Parquet file", "Rename it to .parquet."),
+)
+"""How files start whose name promises something else, the problem, and what to do."""
+
+
+def refuse_other_content(head: bytes, kind: str, origin: str, *, gzipped: bool) -> None:
+    """Refuse a web page, an archive or a pointer in a file that is named like a table."""
+    start = head.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
+    own = {"sheet": (b"pk",), "parquet": (b"par1",)}.get(kind, ()) + ((b"\x1f\x8b",) if gzipped else ())
+    for mark, problem, fix in _OTHER_CONTENT:
+        if start.startswith(mark) and not mark.startswith(own or (b"\0",)):
+            raise DataError(problem, where=origin, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,9 +347,13 @@ def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | None) -> 
 
 
 def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[str]:
-    """The column names. A nameless column (a pandas index) is called `unnamed_<position>`."""
+    """The column names, without the spaces around them. A nameless column (a pandas index) is called `unnamed_<position>`."""
+    header = [name.strip() for name in header]
     if not any(header):
         raise DataError("the first line is empty, expected the column names", where=f"{origin}:1", fix="Add a header.")
+    if len(header) > 2 and not any(header[1:]):
+        fix = "Delete all lines above the column names."
+        raise DataError(f"the first line is {header[0]!r}, a title, not a header", where=f"{origin}:1", fix=fix)
     if len(header) == 1 and not dialect.sure:
         _check_delimiter(header[0], origin=origin, dialect=dialect)
     names = [name or f"unnamed_{k}" for k, name in enumerate(header, start=1)]

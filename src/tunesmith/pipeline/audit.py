@@ -37,9 +37,13 @@ METHODS = {"words": "TF-IDF", "probe": "frozen features and TF-IDF"}
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found, most serious first; `review_file` is None if none was requested or no label is suspicious."""
+    """What an audit found, most serious first; `review_file` is None if none was requested or no label is suspicious.
+
+    `notes` say how the files were read.
+    """
 
     findings: list[Finding]
+    notes: tuple[str, ...]
     rows: dict[str, int]
     review_file: str | None
 
@@ -57,7 +61,7 @@ def audit_files(
     if labels != "off":
         suspicious, wrote = _judge(data, tokenizer, labels, review_file, observer)
         findings += suspicious
-    return AuditResult(sort_findings(findings), {s: len(p) for s, p in bundle.parts.items()}, wrote)
+    return AuditResult(sort_findings(findings), bundle.notes, {s: len(p) for s, p in bundle.parts.items()}, wrote)
 
 
 def _judge(
@@ -82,7 +86,9 @@ def _judge(
     numbers = rows if part.rows is None else part.rows[rows]
     if where is not None:
         names = list(bundle.columns.text)
-        write_new(Path(where), format_review(suspects, numbers, texts, ids, bundle.labels, names))
+        write_new(
+            Path(where), format_review(suspects, part.source.line_numbers(numbers), texts, ids, bundle.labels, names)
+        )
     method_name = METHODS[method]
     found = describe_suspects(suspects, part, numbers, ids, bundle.labels, method=method_name, review=where)
     return [_with_noise(one, noise) for one in found], where
@@ -295,19 +301,19 @@ def describe_suspects(
 
 def format_review(
     suspects: Sequence[Suspect],
-    rows: Ints,
+    lines: Ints,
     texts: Sequence[Sequence[str]],
     ids: Ints,
     labels: LabelMap,
     columns: Sequence[str],
 ) -> bytes:
-    """row (from 1), the texts, label, suggested_label, why; the most doubtful first."""
+    """The line in the file, the texts, label, suggested_label, why; the most doubtful first."""
     out = io.StringIO(newline="")
     table = csv.writer(out, lineterminator="\n")
-    table.writerow(["row", *columns, "label", "suggested_label", "why"])
+    table.writerow(["line", *columns, "label", "suggested_label", "why"])
     for one in suspects:
         given, other = _name(ids[one.row], labels), _name(one.suggested, labels)
-        table.writerow([int(rows[one.row]) + 1, *texts[one.row], given, other, _why(one, given, other, labels)])
+        table.writerow([int(lines[one.row]), *texts[one.row], given, other, _why(one, given, other, labels)])
     return out.getvalue().encode("utf-8", "backslashreplace")
 
 

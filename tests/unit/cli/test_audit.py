@@ -53,8 +53,8 @@ def test_the_audit_prints_findings_and_strict_data_is_exit_code_3(
     out = capsys.readouterr().out
     assert "WARNING split_leak: 20 of 60 validation rows are in train: 20 equal" in out
     assert "suspicious_labels" in out
-    found = {int(row["row"]) for row in csv.DictReader(review.read_text().splitlines())}
-    assert len(found & set(range(101, 106))) >= 4
+    found = {int(row["line"]) for row in csv.DictReader(review.read_text().splitlines())}
+    assert len(found & set(range(102, 107))) >= 4
     assert main([*words, "--json", "--strict_data"]) == 3
     assert {"split_leak"} <= {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
     assert main([*words, "--review_file", str(review)]) != 0, "a person's file is not written over"

@@ -117,15 +117,11 @@ QUEUES = pick("billing", "access", "hardware")
 ROWS = range(60)
 
 
-def text(write: str, code: str = "utf-8") -> Callable[[Path], None]:
+def text(write: str, code: str = "utf-8", end: str = "") -> Callable[[Path], None]:
     """A writer of the lines of a template with {i}, {text} and {ab}."""
     ab = pick("a", "b")
-    return lambda path: (
-        path.write_bytes(
-            "".join(write.format(i=i, text=sentence(i).replace(",", ""), ab=ab(i)) for i in ROWS).encode(code)
-        )
-        and None
-    )
+    rows = "".join(write.format(i=i, text=sentence(i).replace(",", ""), ab=ab(i)) for i in ROWS)
+    return lambda path: path.write_bytes((rows + end).encode(code)) and None
 
 
 def parquet(columns: dict[str, Callable[[int], Any]]) -> Callable[[Path], None]:
@@ -186,6 +182,14 @@ GERMAN_ROWS = {"Beschreibung": lambda i: f"{GERMAN[i % 3]}, Vorgang {i}", "Kateg
 PHRASES = {"phrase_a": sentence, "phrase_b": lambda i: sentence(i + 1), "same": pick(0, 1)}
 ANSWERS = {"question": sentence, "answer": lambda i: sentence(i + 3), "ok": pick("yes", "no")}
 PANDAS = {"text": {str(i): sentence(i) for i in ROWS}, "label": {str(i): "ab"[i % 2] for i in ROWS}}
+SPLIT = {"columns": ["text", "label"], "index": [*ROWS], "data": [[sentence(i), "ab"[i % 2]] for i in ROWS]}
+SPLITS = {"train": [{"text": "a"}, {"text": "b"}], "test": [{"text": "c"}]}
+QUESTION = "How satisfied are you? Please explain."
+FORM = {
+    "Timestamp": lambda i: f"2024/05/{i % 28 + 1} 3:{i:02d}:12 PM GMT+2",
+    QUESTION: sentence,
+    "Would you recommend us?": pick("Yes", "No"),
+}
 TOXIC = {"comment": sentence, "toxic": pick(0, 1), "insult": pick(0, 0, 1), "threat": pick(1, 0)}
 TOPICS = pick('["x", "y"]', '["y"]', "[]", '["z", "x"]')
 
@@ -209,6 +213,10 @@ FILES = [
     ),
     found("records.jsonl", "review > label > binary", RECORDS),
     found("pandas.json", "text > label > binary", one_object(PANDAS)),
+    found("split.json", "text > label > binary", one_object(SPLIT)),
+    found("spaces.csv", "text > label > binary", headed("text, label\n", text("{text}, {ab}\n"))),
+    found("excel.csv", "text > label > binary", headed("\ufefftext;label\n", text("{text};{ab}\n", end=";\n;\n"))),
+    found("google.csv", f"{QUESTION} > Would you recommend us? > binary", table(FORM)),
     found(
         "places.parquet",
         "text > label > multilabel",
@@ -242,5 +250,20 @@ FILES = [
     asked("points.csv", "--do_regression true", table({"essay": sentence, "points": lambda i: i * 7 % 25})),
     asked("emotions.csv", "--label_column_name joy,fear,anger", table(HOT)),
     asked("former.csv", "--label_column_name prediction", table(FORMER)),
+    asked("survey.csv", "a second header line", headed("Answer,Rating\nOpen-Ended,Response\n", text("{text},{ab}\n"))),
+    asked("total.csv", "is it a total or a note", headed("text,label\n", text("{text},{ab}\n", end="Total,60\n"))),
+    asked(
+        "title.csv", "a title, not a header", headed("Feedback 2024,,\n,,\nid,text,label\n", text("{i},{text},{ab}\n"))
+    ),
+    asked(
+        "unsure.jsonl", "--label_separator none", lines([{"text": sentence(i), "label": ["a"][: i % 9]} for i in ROWS])
+    ),
+    asked("splits.json", "several lists of rows: 'train' (2), 'test' (1)", one_object(SPLITS)),
+    asked("comma.json", "a comma after the last object", lambda path: path.write_text('[{"text": "a"},]') and None),
+    asked("renamed.csv", "Rename a spreadsheet to .xlsx", lambda path: path.write_bytes(b"PK\x03\x04..") and None),
+    asked("page.xls", "is a web page", lambda path: path.write_text("<html><table></table></html>") and None),
+    asked(
+        "pointer.parquet", "git lfs pull", lambda path: path.write_text("version https://git-lfs.github.com/") and None
+    ),
     asked("books.xlsx", "--sheet_name Data", sheet({"Text": sentence, "Klasse": pick("a", "b")}, more=("Q2",))),
 ]

@@ -285,10 +285,10 @@ def test_review_file_is_applied_and_checked(tmp_path: Path) -> None:
     data = [{"text": text, "label": LABELS.names[i]} for text, i in zip(texts, given, strict=True)]
     suspects = rank_suspects(judge_labels(word_space(texts), given, LABELS), given, LABELS)
     review = tmp_path / "review.csv"
-    written = format_review(suspects, np.arange(60), [(t,) for t in texts], given, LABELS, ["text"]).decode()
+    written = format_review(suspects, np.arange(1, 61), [(t,) for t in texts], given, LABELS, ["text"]).decode()
     rows = list(csv.DictReader(io.StringIO(written)))
-    assert list(rows[0]) == ["row", "text", "label", "suggested_label", "why"]
-    review.write_text(written.replace("row,text,label,suggested_label", "row,text,was,label"))
+    assert list(rows[0]) == ["line", "text", "label", "suggested_label", "why"]
+    review.write_text(written.replace("line,text,label,suggested_label", "line,text,was,label"))
     options = {"train_data": data, "cache_dir": tmp_path, "validation_split_fraction": 0}
     bundle = load_data(labels_file=review, **options)
     changed = [i for i in range(60) if bundle.splits["train"]["labels"][i] != given[i]]
@@ -296,11 +296,11 @@ def test_review_file_is_applied_and_checked(tmp_path: Path) -> None:
     assert bundle.fingerprint != load_data(**options).fingerprint
     assert any("labels of train rows were changed by" in note for note in bundle.notes)
     for text, problem in (
-        ("row,text,label\n1,another,cold\n", "different text"),
-        (f"row,text,label\n1,{texts[0]},colt\n", "Did you mean 'cold'"),
-        ("row,text,label\n99,x,cold\n", "the data has 60 rows"),
-        ("row,text,label\nx,x,cold\n", "not a row number"),
-        ("row,label\n1,cold\n", "'text' is missing"),
+        ("line,text,label\n1,another,cold\n", "different text"),
+        (f"line,text,label\n1,{texts[0]},colt\n", "Did you mean 'cold'"),
+        ("line,text,label\n99,x,cold\n", "different text"),
+        ("line,text,label\nx,x,cold\n", "not a line number"),
+        ("line,label\n1,cold\n", "'text' is missing"),
     ):
         review.write_text(text)
         with pytest.raises(DataError, match=problem):

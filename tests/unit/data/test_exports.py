@@ -11,6 +11,7 @@ import pytest
 from data_loading import load_data
 from tunesmith.data.read import DataBundle
 from tunesmith.data.text_files import column_blocks
+from tunesmith.errors import DataError
 from unit.data.messy_files import pick, sentence
 
 ROWS = range(40)
@@ -89,7 +90,16 @@ def doccano(i: int) -> dict[str, Any]:
     return {"id": i, "text": sentence(i), "label": [LABEL(i)], "Comments": []}
 
 
-@pytest.mark.parametrize("record", [label_studio, argilla_2, argilla_flat, argilla_feedback, argilla_1, doccano])
+def prodigy(i: int) -> dict[str, Any]:
+    options = [{"id": "positive"}, {"id": "negative"}]
+    row = {"text": sentence(i), "_task_hash": i, "options": options, "_view_id": "choice"}
+    return {**row, "accept": [LABEL(i)], "answer": "accept"}
+
+
+EXPORTS = [label_studio, argilla_2, argilla_flat, argilla_feedback, argilla_1, doccano, prodigy]
+
+
+@pytest.mark.parametrize("record", EXPORTS)
 def test_export_is_read_as_text_and_one_label(record: Any, tmp_path: Path) -> None:
     rows = [record(i) for i in ROWS]
     path = tmp_path / "x.json"
@@ -119,3 +129,28 @@ def test_export_with_unfinished_tasks_names_them(tmp_path: Path) -> None:
     found = load(tmp_path / "x.json", skip_bad_rows=True)
     assert len(found.splits["train"]) == 38
     assert [row.reasons for row in found.bad_rows] == [("sentiment: the label is missing",)] * 2
+
+
+def test_rejected_prodigy_answer_is_no_label(tmp_path: Path) -> None:
+    answers = {4: "reject", 9: "ignore"}
+    rows = [prodigy(i) | {"answer": answers.get(i, "accept")} for i in ROWS]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(
+        DataError, match=r"2 of 40 train rows cannot be used:\n.*x.jsonl:5: label: the label is missing"
+    ):
+        load(tmp_path / "x.jsonl")
+
+
+def test_doccano_documents_without_a_label_are_asked_about(tmp_path: Path) -> None:
+    rows = [doccano(i) | ({"label": []} if i in (4, 9) else {}) for i in ROWS]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match="If yes, set --label_separator json; if not, --label_separator none"):
+        load(tmp_path / "x.jsonl")
+    assert load(tmp_path / "x.jsonl", label_separator="json").labels.task.value == "multilabel"
+    found = load(tmp_path / "x.jsonl", label_separator="none", skip_bad_rows=True)
+    assert (found.labels.task.value, len(found.splits["train"])) == ("binary", 38)
+
+
+def test_rows_of_a_file_of_one_line_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps([doccano(i) for i in ROWS]))
+    assert load(tmp_path / "x.json").parts["train"].where(7).endswith("x.json:8")
