@@ -186,9 +186,7 @@ def _evaluate(state: TrainState, plan: Plan, evaluate: Evaluate) -> Iterator[Eve
             f"metric_for_best_model {plan.metric!r} is not among {', '.join(known)}", fix=did_you_mean(name, known)
         )
     value = first[name]
-    state.progress, improved = state.progress.updated(
-        value, state.step, greater_is_better=plan.greater_is_better, min_delta=plan.min_delta
-    )
+    state.progress, improved = state.progress.updated(value, state.step, greater_is_better=plan.greater_is_better)
     if improved and value is not None:
         yield Improved(state.step, name, value)
 
@@ -232,7 +230,7 @@ def require_same_epochs(batches: Any, plan: Plan, step: int) -> None:
     if ended != plan.epoch_ends[epoch - 1]:
         raise ConfigError(
             f"epoch {epoch} of the plan ends at step {plan.epoch_ends[epoch - 1]}, that of the batches at step {ended}",
-            fix="Make the plan with epoch_ends_for(batches.steps_in_epoch, ...): with a token budget epochs differ in length.",
+            fix="Make the plan with epoch_ends_for(batches.steps_in_epoch, ...), and resume with the same batch size.",
         )
 
 

@@ -60,22 +60,16 @@ class BestSoFar:
     step: int | None = None
     evaluations_without_gain: int = 0
 
-    def updated(
-        self, value: float | None, step: int, *, greater_is_better: bool, min_delta: float = 0.0
-    ) -> tuple[BestSoFar, bool]:
-        """Return the new counters and whether this value is the best; NaN and inf never are.
-
-        Any gain makes a new best; only a gain of more than `min_delta` resets the count that patience uses.
-        """
+    def updated(self, value: float | None, step: int, *, greater_is_better: bool) -> tuple[BestSoFar, bool]:
+        """Return the new counters and whether this value is the best; NaN and inf never are."""
         waited = self.evaluations_without_gain + 1
         if value is None or not math.isfinite(value):
             return replace(self, evaluations_without_gain=waited), False
         if self.value is None:
             return BestSoFar(value, step, 0), True
         gain = value - self.value if greater_is_better else self.value - value
-        waited = 0 if gain > min_delta else waited
         if gain > 0:
-            return BestSoFar(value, step, waited), True
+            return BestSoFar(value, step, 0), True
         return replace(self, evaluations_without_gain=waited), False
 
     def is_exhausted(self, patience: int | None) -> bool:
