@@ -46,3 +46,12 @@ class Finding:
     def from_json(cls, data: dict[str, Any]) -> Finding:
         """The finding that `to_json` wrote."""
         return cls(**{**data, "advice": tuple(data["advice"])})
+
+
+def describe_findings(findings: list[Finding]) -> list[str]:
+    """Return verdict and evidence of each finding, followed by its advice, one line each."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.code.replace('_', ' ')}{finding.doubt}: {finding.evidence}")
+        lines += [f"  -> {advice}" for advice in finding.advice]
+    return lines
