@@ -245,7 +245,8 @@ def overfitting_advice(reading: Reading, at: int) -> list[str]:
 
 def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
     at, loss = reading.best, reading.val_loss
-    evidence = f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score stayed the same"
+    rose = f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]}"
+    evidence = f"{rose} while the score stayed the same"
     if reading.rows is not None and math.isfinite(over := _overconfidence(reading.rows.validation[-1])):
         evidence += f"; its mean confidence exceeds its accuracy by {over:.3f}"
     return evidence, [*_lowest_loss(reading), "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)[:1]]
