@@ -25,11 +25,8 @@ class Finding:
 
     @property
     def doubt(self) -> str:
-        """The verdicts it can hardly be told from, with the probability of each: ", or label noise: 60 / 35"; else ""."""
-        close: dict[str, float] = self.numbers.get("close") or {}
-        names = ", or ".join(code.replace("_", " ") for code in close)
-        shares = " / ".join(f"{100 * share:.0f}" for share in ((self.confidence or 0.0), *close.values()))
-        return f", or {names}: {shares}" if close else ""
+        """Verdicts that are nearly as likely: ", or label noise"; "" if there are none."""
+        return "".join(f", or {code.replace('_', ' ')}" for code in self.numbers.get("close") or ())
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict; `from_json` gives an equal finding back."""
@@ -46,3 +43,12 @@ class Finding:
     def from_json(cls, data: dict[str, Any]) -> Finding:
         """The finding that `to_json` wrote."""
         return cls(**{**data, "advice": tuple(data["advice"])})
+
+
+def describe_findings(findings: list[Finding]) -> list[str]:
+    """Return verdict and evidence of each finding, followed by its advice, one line each."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.code.replace('_', ' ')}{finding.doubt}: {finding.evidence}")
+        lines += [f"  -> {advice}" for advice in finding.advice]
+    return lines

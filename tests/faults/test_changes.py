@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import shutil
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import pytest
 from sampling import crossed
 from tiny_model import GOOD, save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
-from tunesmith.errors import CheckpointError, TunesmithError
+from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import Event, Saved
 from tunesmith.pipeline.train import RunObserver, finetune
 from tunesmith.runs.folder import RunDir
@@ -352,7 +353,7 @@ def test_changed_model_is_not_used(
         Predictor.load(given, use_cpu=True)
     if part == "model":
         with pytest.raises(TunesmithError) as caught:
-            PredictionService(run)
+            PredictionService(run.path)
         assert isinstance(caught.value, CheckpointError)
 
 
@@ -379,24 +380,26 @@ def test_model_without_manifest_is_used_with_a_note(
 
 
 def test_model_changed_while_served_is_not_used(run: RunDir) -> None:
-    from starlette.exceptions import HTTPException
+    from tunesmith.inference.service import LiveModel
 
-    from tunesmith.inference.service import LoadedModels
-
-    models = LoadedModels()
-    model = models.get(run)
+    problems: queue.Queue[str | None] = queue.Queue()
+    served = LiveModel(run.model, on_reload=problems.put)
+    model = served.get()
     before = model.probabilities(["the good film"]).tolist()
     file = run.model / "model.safetensors"
     whole = file.read_bytes()
     flip_bit("model.safetensors", at=-400)(run.model, {})
-    assert model.probabilities(["the good film"]).tolist() == before, "what is loaded does not change with the file"
-    with pytest.raises(CheckpointError, match="sha256 differs"):
-        models.get(run)
+    assert served.get().probabilities(["the good film"]).tolist() == before, "a loaded model depends on its file"
+    assert "sha256 differs" in (problems.get(timeout=60) or "")
+    assert served.get() is model
     file.write_bytes(whole)
-    assert models.get(run).probabilities(["the good film"]).tolist() == before
+    served.get()
+    assert problems.get(timeout=60) is None
+    assert served.get() is not model
     shutil.rmtree(run.model)
-    with pytest.raises(HTTPException):
-        models.get(run)
+    assert served.get().probabilities(["the good film"]).tolist() == before
+    with pytest.raises(ConfigError):
+        LiveModel(run.model).get()
 
 
 def test_files_swapped_during_loading_are_noticed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,10 +273,9 @@ def ask_service(folder: str) -> int:
     from tunesmith.errors import TunesmithError
     from tunesmith.inference.server import Access, make_app
     from tunesmith.inference.service import PredictionService
-    from tunesmith.runs.folder import RunDir
 
     try:
-        service = PredictionService(RunDir(folder))
+        service = PredictionService(folder)
     except TunesmithError as error:
         return error.exit_code
     app = make_app(service, Access.for_port(TOKEN, PORT, ()))

@@ -20,7 +20,7 @@ from pathlib import Path
 from faults.trials import free_port, size
 from patience import patient
 from served_model import GOOD, KEY, make_sealed_run, post, send
-from tunesmith.inference.service import LoadedModels
+from tunesmith.inference.service import load_on_cpu
 
 TEXTS = ["the film was good", "a bad day", "it is very sour and dull", "one great book", "we", "not a fine meal"]
 
@@ -186,7 +186,7 @@ async def replace_then_stop(server: subprocess.Popen[bytes], clients: Clients, r
 
 def test_service_survives_attacks_reload_and_sigterm(tmp_path: Path) -> None:
     runs = [make_sealed_run(tmp_path / f"run-{seed}", seed) for seed in (0, 1)]
-    scores = [LoadedModels().get(run).probabilities(TEXTS)[:, 0].tolist() for run in runs]
+    scores = [load_on_cpu(run.path).probabilities(TEXTS)[:, 0].tolist() for run in runs]
     port = free_port()
     words = [sys.executable, "-m", "tunesmith", "serve", str(runs[0].path), "--port", str(port)]
     env = {**os.environ, "TUNESMITH_SERVE_KEY": KEY, "OMP_NUM_THREADS": "1"}

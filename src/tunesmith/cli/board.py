@@ -1,4 +1,4 @@
-"""Watch runs in the browser, compare them, try a model or stop a run."""
+"""Watch and compare runs in the browser."""
 
 from __future__ import annotations
 

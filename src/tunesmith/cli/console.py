@@ -28,30 +28,27 @@ from tunesmith.pipeline.train import PAIR_STAGE, RunObserver
 
 SLOW_SECONDS = 2.0
 """Without bars, work that is finished sooner is not reported."""
-STEP_STAGE = PAIR_STAGE
-"""Progress that counts steps: shown before the first step of a run."""
 LINE_SECONDS = 10.0
-"""Without bars, seconds between two lines about slow work."""
-_ENDS = "{desc} {percentage:3.0f}% |{bar}| "
+"""Without bars, minimum time between two lines about progress."""
+MAX_EVALUATIONS = 12
+"""Evaluations to print; the report contains all of them."""
 
+_BAR = "{desc} {percentage:3.0f}% |{bar}| "
+_REST = "  {rate_noinv_fmt}  {remaining} left"
 TRAINING_BAR: dict[str, Any] = {
     "unit": " step",
-    "bar_format": _ENDS + "{n_fmt}/{total_fmt}  {rate_fmt}  {remaining} left{postfix}",
+    "bar_format": _BAR + "{n_fmt}/{total_fmt}" + _REST + "{postfix}",
     "smoothing": 0.05,
 }
-BAR: dict[str, Any] = {"unit": " rows", "bar_format": _ENDS + "{n:,}/{total:,} rows  {rate_fmt}  {remaining} left"}
-BYTES: dict[str, Any] = {
-    "unit": "B",
-    "unit_scale": True,
-    "bar_format": _ENDS + "{n_fmt}/{total_fmt}  {rate_fmt}  {remaining} left",
-}
+ROWS_BAR: dict[str, Any] = {"unit": " rows", "bar_format": _BAR + "{n:,}/{total:,} rows" + _REST}
+BYTES_BAR: dict[str, Any] = {"unit": "B", "unit_scale": True, "bar_format": _BAR + "{n_fmt}/{total_fmt}" + _REST}
 DETAILS = (
     *("Recipe: ", "New, to be trained", "Speedups: ", "Tokens: no row", "Order: "),
     "F1, precision and recall are",
 )
 """Messages that begin like this are printed only with -v; the report contains them."""
 SHOWN_METRICS = 2
-"""Shown with the loss, so that the line fits 80 columns; report and journal have them all."""
+"""Metrics of an evaluation to print, so that the line fits 80 columns."""
 
 
 def uses_color(stream: TextIO) -> bool:
@@ -71,7 +68,7 @@ def quiet_libraries() -> None:
 
 
 class Console:
-    """Shows a run on stderr; results go to stdout by the command itself."""
+    """Shows a run on stderr. The command prints the results to stdout."""
 
     def __init__(
         self,
@@ -89,7 +86,8 @@ class Console:
         self._training: Any = None
         self._bar: Any = None
         self._what: str | None = None
-        self._begun = self._said = 0.0
+        self._begun = self._said = self._last_line = 0.0
+        self._last_evaluation = 0
         self._every = 1
         self._num_steps = 0
         self._losses: list[float] = []
@@ -97,7 +95,7 @@ class Console:
         self._evaluations: list[Evaluated] = []
 
     def observer(self) -> RunObserver:
-        """The hooks that `finetune` takes."""
+        """Return the observer to pass to `finetune`."""
         self._observer = RunObserver(self.say, self.progress, self.plan, [self.on])
         return self._observer
 
@@ -111,12 +109,12 @@ class Console:
         self._write(self._paint(text, "2"))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Shows progress: a bar that disappears when it is full, or a line every ten seconds."""
+        """Show a bar that disappears when it is full, or print a line every ten seconds."""
         if self._what != what:
             self._close_bar()
             self._what, self._begun, self._said = what, time.monotonic(), 0.0
             if self.bars:
-                kind = BYTES if what == "reading" else TRAINING_BAR if what == STEP_STAGE else BAR
+                kind = BYTES_BAR if what == "reading" else TRAINING_BAR if what == PAIR_STAGE else ROWS_BAR
                 self._bar = self._open(what, total, kind, leave=False)
         if self._bar is not None:
             self._bar.total = total
@@ -132,7 +130,7 @@ class Console:
         if spent < SLOW_SECONDS or (not over and spent - self._said < LINE_SECONDS):
             return
         self._said = spent
-        unit = "steps" if what == STEP_STAGE else "rows"
+        unit = "steps" if what == PAIR_STAGE else "rows"
         count = (
             f"{format_bytes(done)} of {format_bytes(total)}" if what == "reading" else f"{done:,} of {total:,} {unit}"
         )
@@ -140,7 +138,7 @@ class Console:
         self._write(f"{what}: {count} in {format_duration(spent)}{left}")
 
     def counter(self, what: str, total: int) -> Callable[[int], None]:
-        """A function to call with the number of rows of each finished batch."""
+        """Return a function to call with the number of rows of each finished batch."""
         done = 0
 
         def count(rows: int) -> None:
@@ -151,15 +149,14 @@ class Console:
         return count
 
     def on(self, event: Event) -> None:
-        """Shows an event."""
+        """Show an event."""
         if isinstance(event, RunStarted):
             self.plan(event.num_steps, event.steps_per_epoch)
             self.say(
-                f"Training: {event.train_rows:,} rows, {round(event.num_epochs, 2):g} epochs of {event.steps_per_epoch:g} steps, "
-                f"{event.num_steps:,} steps in all."
+                f"Training: {event.num_steps:,} steps, {round(event.num_epochs, 2):g} epochs of {event.train_rows:,} rows."
             )
         elif isinstance(event, Resumed):
-            self.say(f"The run is resumed after step {event.step} from {event.checkpoint}.")
+            self.say(f"Resumed: after step {event.step}, from {event.checkpoint}.")
             for reason in event.skipped:
                 self.say(f"Skipped: {reason}")
         elif isinstance(event, StepDone):
@@ -167,20 +164,21 @@ class Console:
         elif isinstance(event, Evaluated):
             self._evaluations.append(event)
         elif isinstance(event, (Improved, SafePoint)):
-            self._show_evaluations(best=isinstance(event, Improved))
+            self._show_evaluation(best=isinstance(event, Improved))
         elif isinstance(event, (Note, MicroBatchSplit, NonFinite)):
             self._write(_sentence(event))
 
     def close(self) -> None:
-        """Leaves the terminal clean."""
+        """Remove the bars."""
         self._close_bar()
         if self._training is not None:
             self._training.close()
             self._training = None
 
     def plan(self, num_steps: int, steps_per_epoch: float) -> None:
-        """Sets the length of the run, which a resumed run does not announce by a RunStarted event."""
+        """Set the length of the run, which a resumed run does not announce by a RunStarted event."""
         self._num_steps = num_steps
+        self._last_line = time.monotonic()
         every = self.logging_steps
         if every is None:
             self._every = max(1, round(num_steps / 10))
@@ -191,20 +189,21 @@ class Console:
         if event.loss is not None:
             self._losses.append(event.loss)
         self._recent.append(event.seconds)
-        shown = event.step % self._every == 0 or event.step == self._num_steps
+        due = event.step % self._every == 0 or event.step == self._num_steps
         mean = sum(self._losses) / len(self._losses) if self._losses else float("nan")
         if self.bars:
             if self._training is None:
                 self._training = self._open("training", self._num_steps or None, TRAINING_BAR, initial=event.step - 1)
             self._training.update(event.step - self._training.n)
-            if shown or not self._training.postfix:
+            if due or not self._training.postfix:
                 self._training.set_postfix_str(f"loss {mean:.4f}", refresh=False)
-        elif shown:
+        elif due and (self.logging_steps is not None or time.monotonic() - self._last_line >= LINE_SECONDS):
+            self._last_line = time.monotonic()
             self._write(
                 f"step {event.step}/{self._num_steps}  epoch {event.epoch:.2f}  loss {mean:.4f}  "
                 f"lr {event.learning_rate:.2e}  {self._rate_and_rest(event.step)}"
             )
-        if shown:
+        if due:
             self._losses.clear()
 
     def _rate_and_rest(self, step: int) -> str:
@@ -215,17 +214,25 @@ class Console:
         rate = len(self._recent) / spent
         return f"{rate:.1f} step/s  {format_duration((self._num_steps - step) / rate)} left"
 
-    def _show_evaluations(self, *, best: bool) -> None:
-        for index, event in enumerate(self._evaluations):
-            shown = [(k, v) for k, v in event.metrics.items() if k == "loss"]
-            shown += [(k, v) for k, v in event.metrics.items() if k != "loss"][:SHOWN_METRICS]
-            values = "  ".join(f"{name} {value:.4f}" if value is not None else f"{name} -" for name, value in shown)
-            name = {"train_sample": "train sample"}.get(event.split, event.split)
-            mark = self._paint("  best", "32") if best and index == 0 else ""
-            start = f"epoch {event.epoch:.2f}"
-            self._write(f"{start if index == 0 else ' ' * len(start)}  {name:<12}  {values}{mark}")
-        if self._evaluations:
-            self._evaluations.clear()
+    def _show_evaluation(self, *, best: bool) -> None:
+        """Print one line per validation set, with the loss on the train sample. Close evaluations are skipped."""
+        found, self._evaluations = self._evaluations, []
+        if not found:
+            return
+        step, train = found[0].step, next((event for event in found if event.split == "train_sample"), None)
+        close = step - self._last_evaluation < self._num_steps / MAX_EVALUATIONS and step < self._num_steps
+        if close and not self.verbose:
+            return
+        self._last_evaluation = step
+        for event in found:
+            if event is train:
+                continue
+            start = f"epoch {event.epoch:.2f}  " + ("" if event.split == "validation" else f"{event.split}: ")
+            of_train = "" if train is None else f" (train {_metric(train.metrics.get('loss'))})"
+            shown = [(name, value) for name, value in event.metrics.items() if name != "loss"][:SHOWN_METRICS]
+            values = "".join(f"  {name} {_metric(value)}" for name, value in shown)
+            mark = self._paint("  best", "32") if best and event is found[0] else ""
+            self._write(f"{start}loss {_metric(event.metrics.get('loss'))}{of_train}{values}{mark}")
 
     def _write(self, text: str) -> None:
         """A line above the bars."""
@@ -257,14 +264,18 @@ class Console:
         return f"\x1b[{code}m{text}\x1b[0m" if uses_color(self.stream) else text
 
 
+def _metric(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
 def _sentence(event: Note | MicroBatchSplit | NonFinite) -> str:
     if isinstance(event, Note):
         return event.text
     if isinstance(event, MicroBatchSplit):
-        return (
-            f"out of memory at step {event.step}: micro-batches of {event.rows_before} rows now have {event.rows_after}"
-        )
-    return f"step {event.step}: {event.what} {event.tensor} is NaN or infinite; the update was skipped"
+        sizes = f"{event.rows_after} instead of {event.rows_before} rows"
+        return f"Out of memory at step {event.step}: micro-batches now have {sizes}."
+    what = event.what if event.what == event.tensor else f"{event.what} of {event.tensor}"
+    return f"Step {event.step}: the {what} is NaN or inf, so the update was skipped."
 
 
 def format_duration(seconds: float) -> str:

@@ -29,7 +29,7 @@ VARIABLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     add_flag(parser, "run_folder RUN", "Run folder to check. Default: describe this machine.", nargs="?")
-    add_flag(parser, "--repair", "Remove leftovers and damaged copies that nothing can use.")
+    add_flag(parser, "--repair", "Remove temporary files and damaged copies.")
     add_flag(parser, "--json", "Print JSON.")
 
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     for part in parts:
         print(f"{MARKS[part.health]:<8}{part.name:<{width}}  {part.text}")
     if not args.repair and any(part.health == "useless" for part in parts):
-        print(f"To remove useless files: tunesmith doctor {args.run_folder} --repair")
+        print(f"To remove files that nothing uses, run: tunesmith doctor {args.run_folder} --repair")
     return code
 
 

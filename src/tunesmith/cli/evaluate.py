@@ -10,7 +10,7 @@ from tunesmith.cli.parser import add_flag, add_model_argument
 from tunesmith.cli.predict import (
     add_reading_arguments,
     load_predictor,
-    predict_dataset,
+    predict_on_console,
     read_model_facts,
     reading_options,
     text_columns,
@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
         labels.task, names=names, glue_task=glue, positive_name=labels.positive_name, thresholds=labels.thresholds
     )
     predictor = load_predictor(args)
-    logits = predict_dataset(predictor, dataset, text, console, max_rows=args.batch_size, what="evaluating")
+    texts = [dataset[name][:] for name in text]
+    logits = predict_on_console(predictor, texts, console, max_rows=args.batch_size, what="evaluating")
     scores = suite.compute_with_intervals(logits, np.asarray(dataset["labels"]))
     if next(iter(scores.values())).n == 0:
         raise DataError("contains no labeled row", where=args.test_file)

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Export, compare, print the table and return the exit code."""
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.errors import ConfigError
-    from tunesmith.inference.export import Tolerance, export_model_to, rows_of_file, rows_of_run, table_of
+    from tunesmith.inference.export import Tolerance, export_model_to, rows_of_file, rows_of_run
     from tunesmith.inference.model_folder import model_folder_of, read_facts
     from tunesmith.models.files import read_config_file
     from tunesmith.runs.folder import RunDir
@@ -65,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
         may=Tolerance(args.max_drop, args.min_agreement),
         say=lambda line: print(line, file=sys.stderr),
     )
-    print(table_of(done.tried))
-    speed = ", ".join(f"{name} {value:,.0f} rows per second" for name, value in done.speed.items())
-    print(f"\n{output}: {done.bytes / 1e6:.1f} MB (original {done.original_bytes / 1e6:.1f} MB); {speed}")
+    found = done.checked
+    print(f"{args.to}, compared with the original on {found.rows:,} {found.split} rows:")
+    print(f"  {found.paired.metric}: {found.score.text()}, original {found.original.text()}")
+    print(f"  equal labels: {found.agreement:.2%}; largest difference of a probability: {found.max_difference:.1e}")
+    print(f"\n{output}: {done.size / 1e6:.1f} MB (original {done.original_size / 1e6:.1f} MB)")
     return 0

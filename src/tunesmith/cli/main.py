@@ -36,7 +36,7 @@ VERBS: dict[str, dict[str, str]] = {
         "audit": "find duplicates, leaks and label errors in data files",
         "report": "write the report page and curves of a run, print the diagnosis",
         "compare": "compare runs, with the uncertainty of the difference",
-        "board": "watch runs in the browser",
+        "board": "watch and compare runs in the browser",
         "doctor": "check a run folder, or show versions and devices",
     },
     "Use the model": {
@@ -51,7 +51,7 @@ VERBS: dict[str, dict[str, str]] = {
 
 ALIASES = {"resume": "train"}
 LEAVES_FILES = ("train", "resume", "demo")
-"""Verbs whose work is done without a word on stdout."""
+"""Verbs whose results are files, so that a closed stdout loses nothing."""
 
 _ENVIRONMENT_ERRORS = (
     errno.ENOSPC,
@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_command(words: Sequence[str], *, debug: bool = False) -> int:
-    """Finds the verb, reads its arguments, runs it."""
+    """Find the verb, parse its arguments and run it."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else 2
@@ -139,16 +139,16 @@ def list_verbs() -> dict[str, str]:
 
 
 def load_verb(verb: str) -> Any:
-    """The module of a verb, with `add_arguments(parser)` and `run(args) -> int`."""
+    """Return the module of a verb, with `add_arguments(parser)` and `run(args) -> int`."""
     return import_module(f"tunesmith.cli.{ALIASES.get(verb, verb)}")
 
 
 def make_parser(verb: str, module: Any) -> Any:
-    """The parser of a verb, with the arguments its module adds."""
+    """Return the parser of a verb, with the arguments its module adds."""
     from tunesmith.cli.parser import Parser
 
     text = module.__doc__ or list_verbs()[verb]
-    parser = Parser(prog=f"tunesmith {verb}", description=text.strip().split("\n\n")[0], add_help=True)
+    parser = Parser(prog=f"tunesmith {verb}", description=text.strip().split("\n\n")[0])
     module.add_arguments(parser)
     parser.add_argument("--version", action="version", version=f"tunesmith {__version__}", help="Show the version.")
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
@@ -156,7 +156,7 @@ def make_parser(verb: str, module: Any) -> Any:
 
 
 def overview() -> str:
-    """What `tunesmith --help` prints."""
+    """Return the text of `tunesmith --help`."""
     lines = [
         "usage: tunesmith <command> [options]",
         "",
@@ -170,7 +170,7 @@ def overview() -> str:
         "  tunesmith train --train_file pairs.csv",
         "  tunesmith demo",
         "",
-        "`tunesmith <command> --help` lists its options; --version, --debug (tracebacks) work everywhere.",
+        "`tunesmith <command> --help` lists its options. --version and --debug (tracebacks) always work.",
         "Exit codes: 0 done, 2 usage or config, 3 data, 4 environment, 5 run damaged or changed,",
         "            6 numerics, 7 worker died, 130/143 stopped by a signal.",
     ]
@@ -178,7 +178,7 @@ def overview() -> str:
 
 
 def explain(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
-    """Exit code and message of an error."""
+    """Return the exit code and message of an error."""
     if isinstance(error, KeyboardInterrupt):
         return 130, "stopped by Ctrl-C"
     if isinstance(error, StoppedBySignal):
@@ -212,7 +212,7 @@ def _verb_hint(verb: str, known: dict[str, str]) -> str:
 
 @contextmanager
 def _notes_on_stderr(debug: bool) -> Iterator[None]:
-    """Our own warnings go to stderr, one line each, for as long as the command runs."""
+    """Print our own warnings to stderr, one line each, while the command runs."""
     logger = logging.getLogger("tunesmith")
     level = logger.level
     handler = logging.StreamHandler()
@@ -236,13 +236,13 @@ class LostOutput(io.StringIO):
     lost = False
 
     def write(self, text: str) -> int:
-        """Keeps nothing."""
+        """Discard the text."""
         self.lost = self.lost or bool(text)
         return len(text)
 
 
 def prepare_streams() -> None:
-    """Makes both streams usable. Occupies descriptors 0 to 2, to which a library may print, so that our files never get them."""
+    """Make both streams usable. Open descriptors 0 to 2, so that our files never get numbers to which libraries print."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -258,7 +258,7 @@ def prepare_streams() -> None:
 
 
 def drop(stream: TextIO) -> None:
-    """Redirects a stream to the null device, so that the flush at exit does not fail again."""
+    """Redirect a stream to the null device, so that the flush at exit does not fail again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -14,7 +14,7 @@ from tunesmith.errors import ConfigError
 
 
 def user_path(text: str) -> str:
-    """A path with `~` as the home folder: the shell leaves it as it is in `--output=~/x`."""
+    """Return a path with `~` replaced by the home folder, which the shell doesn't do in `--output=~/x`."""
     return os.path.expanduser(text)
 
 
@@ -22,7 +22,7 @@ PATHS = ("FILE", "FOLDER", "RUN", "RUNS_DIR")
 
 
 def add_flag(parser: Any, words: str, text: str, **options: Any) -> None:
-    """Adds an argument, written as its help shows it: `--output FILE`, `--json` (a switch), `run RUN` (by its place)."""
+    """Add an argument as its help shows it: `--output FILE`, `--json` (a switch), or `run RUN` (positional)."""
     names = [word for word in words.split() if word.startswith("-")] or words.split()[:1]
     metavar = " ".join(words.split()[len(names) :])
     if metavar:
@@ -48,18 +48,18 @@ def positive(text: str) -> int:
 
 
 class Switch(argparse.Action):
-    """A flag that may stand alone (`--bf16`), or be followed by true or false. Subclasses store it where they like."""
+    """A flag without a value (`--bf16`), or followed by true or false. Subclasses store it."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ConfigError instead of leaving the process; reports all unknown flags together with the problems of the others."""
+    """Raises ConfigError instead of exiting, and reports all unknown flags together with other problems."""
 
     def __init__(self, **options: Any) -> None:
-        options.setdefault("formatter_class", HelpFormatter)
-        super().__init__(allow_abbrev=False, **options)
+        super().__init__(allow_abbrev=False, add_help=False, formatter_class=HelpFormatter, **options)
+        self.add_argument("-h", "--help", action="help", help="Show this help.")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The parsed arguments; flags and file names may come in any order."""
+        """Return the parsed arguments. Flags and file names may come in any order."""
         args, extra = self.parse_known_intermixed_args(self.spell(argv))
         unknown = [word for word in extra if word.startswith("-") and word != "-"]
         if unknown:
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def spell(self, argv: Sequence[str]) -> list[str]:
-        """The same arguments with each flag as it is registered, and switches without a value as `--flag=true`."""
+        """Return the arguments with registered spelling, and switches without a value as `--flag=true`."""
         registered = {_plain(name): name for name in self._option_string_actions if name.startswith("--")}
         words: list[str] = []
         for at, word in enumerate(argv):
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         return words
 
     def error(self, message: str) -> NoReturn:
-        """A usage problem ends as every other one: one line, exit code 2."""
+        """Raise a usage problem as a ConfigError: one line, exit code 2."""
         raise ConfigError(message, fix=f"See `{self.prog} --help`")
 
     def _unknown_flag(self, word: str) -> str:
@@ -99,15 +99,16 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """A usage line that names the files, not a hundred flags; a switch is shown as the flag alone."""
+    """A usage line with positional arguments only; switches are shown without a value."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, max_help_position=34, **options)
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
         """`usage: tunesmith train [run.yaml] [options]`"""
+        shapes = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]"}
         names = [
-            f"[{name}]" if action.nargs in ("?", "*") else name
+            shapes.get(str(action.nargs), "{}").format(name)
             for action in actions
             if not action.option_strings and action.help != argparse.SUPPRESS
             for name in [self._metavar_formatter(action, action.dest)(1)[0]]
@@ -123,12 +124,12 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def _other_problems(args: argparse.Namespace) -> tuple[str, ...]:
-    """What is wrong with the flags that are known, and with the config file."""
+    """Return the problems of known flags and of the config file."""
     given = getattr(args, "given", None)
     if given is None:
         return ()
     try:
-        # A bare word may be the value of the misspelt flag: it is not read as a config file.
+        # A positional word may be the value of the misspelled flag, so it is not read as a config file.
         load_config(args.config, given, need_data=False)
     except ConfigError as error:
         return error.problems or (error.line(),)
@@ -196,7 +197,7 @@ def add_config_arguments(
 
 
 def config_from_args(args: argparse.Namespace) -> RunConfig:
-    """The config of a parsed command line: flags over the file over the defaults."""
+    """Return the config of a parsed command line: flags override the file, which overrides the defaults."""
     file, bare = args.config, getattr(args, "config_file", None)
     if file is not None and bare is not None:
         raise ConfigError(f"two config files: {file} and {bare}", fix="Pass one")
@@ -204,7 +205,7 @@ def config_from_args(args: argparse.Namespace) -> RunConfig:
 
 
 class _Give(argparse.Action):
-    """Keeps the text of a flag in `args.given`; several values are a list, a list of one may hold commas."""
+    """Store the text of a flag in `args.given`. Several values are a list; a single one may contain commas."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if isinstance(values, list):
@@ -238,7 +239,12 @@ def _add_option(section: Any, option: Option) -> argparse.Action:
     return action
 
 
+METAVARS = {"time_budget": "TIME", "delimiter": "CHAR", "label_separator": "CHAR"}
+
+
 def _metavar(option: Option) -> str:
+    if option.name in METAVARS:
+        return METAVARS[option.name]
     choices = option.choices
     if choices and not option.is_list and len("|".join(choices)) <= 30:
         return "|".join(choices)

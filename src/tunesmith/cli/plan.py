@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
-import subprocess
-import sys
 import time
-from dataclasses import asdict
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from tunesmith.cli.console import format_bytes, format_duration, quiet_libraries
 from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.cli.train import import_torch_in_background
-from tunesmith.config.load import load_config
-from tunesmith.config.options import RunConfig, to_dict
-from tunesmith.errors import ConfigError, ResourceError, TunesmithError, name_the_extra
+from tunesmith.config.options import RunConfig
+from tunesmith.errors import ResourceError
 from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.pipeline.plan import Forecast
 from tunesmith.pipeline.train import RunObserver
-
-ERROR_MARK = "tunesmith-forecast-error: "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,52 +74,26 @@ def forecast_run(config: RunConfig) -> Forecast:
 
 
 def _measure(config: RunConfig) -> Forecast:
-    """Measure in a child process, so that its peak memory is that of one run."""
-    options = {name: _plain(value) for name, value in to_dict(config).items() if value is not None}
-    sent = json.dumps({"begun": time.time(), "options": options})
-    command = [sys.executable, "-m", "tunesmith.cli.plan"]
-    done = subprocess.run(command, input=sent, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    if done.returncode == 0 and lines:
-        return Forecast(**json.loads(lines[-1]))
-    marked = [line for line in done.stderr.splitlines() if line.startswith(ERROR_MARK)]
-    if marked:
-        found = json.loads(marked[-1].removeprefix(ERROR_MARK))
-        error = ConfigError(found["text"])
-        error.exit_code = found["exit_code"]
-        raise error
-    tail = " ".join(done.stderr.split()[-30:])
-    raise ResourceError(f"the measured steps ended with exit code {done.returncode}: {tail[-300:]}")
+    """Measure in a new process, so that its peak memory is that of one run."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_silence) as pool:
+        try:
+            return pool.submit(_measure_here, config, time.time()).result()
+        except BrokenProcessPool:
+            fix = "If the system is out of memory, use a smaller batch or --max_seq_length."
+            raise ResourceError("the process that measures some steps was killed", fix=fix) from None
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-
-
-def measure_from_stdin() -> None:
-    """Run a few steps in the child process and print the estimate; a tunesmith error becomes one marked line on stderr."""
-    out, sys.stdout = sys.stdout, sys.stderr  # libraries may print
-    asked = json.load(sys.stdin)
+def _silence() -> None:
+    """Discard what libraries print in the process that measures."""
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     quiet_libraries()
-    try:
-        found = _measure_here(load_config(None, asked["options"]), asked["begun"])
-    except TunesmithError as error:
-        sys.exit(ERROR_MARK + json.dumps({"text": error.line(), "exit_code": error.exit_code}))
-    print(json.dumps(asdict(found)), file=out, flush=True)
 
 
 def _measure_here(config: RunConfig, begun: float) -> Forecast:
     observer = RunObserver()
-    try:
-        import_torch_in_background()
-        data = read_run_data(config, {}, progress=observer.progress)
-        from tunesmith.pipeline.plan import measure_run
+    import_torch_in_background()
+    data = read_run_data(config, {}, progress=observer.progress)
+    from tunesmith.pipeline.plan import measure_run
 
-        return measure_run(config, data, observer, begun)
-    except ModuleNotFoundError as error:
-        name_the_extra(error, "tunesmith plan")
-        raise
-
-
-if __name__ == "__main__":
-    measure_from_stdin()
+    return measure_run(config, data, observer, begun)

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(
         parser,
         "--label_column_name NAME",
-        "Ignored; accepted so that train flags can be reused. To score labels, use `tunesmith evaluate`.",
+        "Label column of --calibration_file, otherwise ignored. To score labels, use `tunesmith evaluate`.",
     )
     add_flag(parser, "--top_k K", "Print only the K most probable labels.", type=positive)
     add_flag(
@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     """Predict, write the table and return the exit code."""
     from tunesmith.errors import ConfigError
     from tunesmith.files import require_plain
-    from tunesmith.inference.model_folder import is_graph_folder
     from tunesmith.inference.tables import check_format
     from tunesmith.runs.folder import require_not_of_a_run
 
@@ -83,15 +82,13 @@ def run(args: argparse.Namespace) -> int:
         require_not_of_a_run(Path(args.output))
         if args.input is not None and os.path.realpath(args.output) == os.path.realpath(args.input):
             raise ConfigError("is the input file", where=args.output, fix="Set a different --output.")
-    if args.label_column_name is not None:
-        note = (
-            f"predict does not read the labels; to score them: tunesmith evaluate {args.run} --test_file {args.input}"
-        )
+    if args.label_column_name is not None and args.calibration_file is None:
+        note = f"labels are not read. To score them, run: tunesmith evaluate {args.run} --test_file {args.input}"
         print(f"tunesmith: note: {note}", file=sys.stderr)
     facts = read_model_facts(args)
     if args.text is not None:
         return _predict_text(facts, args)
-    return _predict_plain(facts, args) if is_graph_folder(Path(args.run)) else _predict_file(facts, args)
+    return _predict_file(facts, args)
 
 
 def _predict_text(facts: Any, args: argparse.Namespace) -> int:
@@ -126,71 +123,62 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
 
 def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
-    from tunesmith.data.read import read_unlabelled
-    from tunesmith.inference.tables import check_cells, choose_column_names, describe_renaming, list_answers
+    from tunesmith.inference.bulk import label_columns
+    from tunesmith.inference.tables import (
+        check_cells,
+        describe_renaming,
+        list_answers,
+        write_delimited,
+        write_table,
+    )
 
     console = Console()
-    given, options = _source(args)
-    text = text_columns(args, facts, given)
-    reading = partial(console.progress, "reading")
-    source = read_unlabelled(given, text=text, on_progress=reading, **options)
     output = None if args.output is None else Path(args.output)
-    check_cells(output, {name: source.dataset[name] for name in source.column_names})
+    columns, text = _read_columns(facts, args, console)
+    check_cells(output, columns)
     predictor = load_predictor(args)
-    ours = list_answers(predictor.facts.labels, args.top_k)
-    names = choose_column_names(ours, source.column_names)
-    renamed = describe_renaming(ours, names)
+    predict = partial(predict_on_console, predictor, console=console, max_rows=args.batch_size, what="predicting")
+    given = list(columns)
+    columns = label_columns(
+        predictor, columns, text, args.top_k, allow_empty=args.allow_empty_text, predict_logits=predict
+    )
+    renamed = describe_renaming(list_answers(predictor.facts.labels, args.top_k), list(columns)[len(given) :])
     if renamed is not None:
         console.say(renamed)
-    from tunesmith.inference.tables import answer_columns, probabilities_of
-
-    logits = predict_dataset(predictor, source.dataset, text, console, max_rows=args.batch_size, what="predicting")
-    labels = predictor.facts.labels
-    columns: dict[str, Any] = {name: source.dataset[name][:] for name in source.column_names}
-    answers = answer_columns(probabilities_of(logits, labels.task), labels, args.top_k)
-    columns |= dict(zip(names, answers, strict=True))
-    return _write_rows(output, columns)
-
-
-def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
-    """Predict a file with an exported model, using only the packages that it needs."""
-    from tunesmith.inference.bulk import label_columns, read_whole
-    from tunesmith.inference.tables import check_cells
-
-    options = reading_options(args)
-    empty = options.pop("allow_empty_text")
-    options.pop("sheet_name", None)
-    asked = chosen_names(args) or facts.text_columns
-    output = None if args.output is None else Path(args.output)
-    columns = read_whole(args.input, options)
-    check_cells(output, columns)
-    columns = label_columns(load_predictor(args), columns, tuple(asked or ("text",)), args.top_k, allow_empty=empty)
-    return _write_rows(output, columns)
-
-
-def _write_rows(output: Path | None, columns: dict[str, Any]) -> int:
-    from tunesmith.inference.tables import write_delimited, write_table
-
-    if output is None:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(
-                encoding="utf-8", errors="strict"
-            )  # data is UTF-8 as in files, whatever the locale is
-        write_delimited(sys.stdout, columns, ",")
-    else:
+    if output is not None:
         write_table(output, columns)
         print(f"{output}: {len(next(iter(columns.values()))):,} rows", file=sys.stderr)
+        return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):  # data is UTF-8 as in files, whatever the locale is
+        sys.stdout.reconfigure(encoding="utf-8", errors="strict")
+    write_delimited(sys.stdout, columns, ",")
     return 0
 
 
-def _source(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """Return the input (a file, or the rows of stdin) and the options to read it."""
+def _read_columns(facts: Any, args: argparse.Namespace, console: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return all columns of the input and the names of the text columns."""
+    from tunesmith.inference.model_folder import is_graph_folder
+
     options = reading_options(args)
-    if args.input != "-":
-        return Path(args.input), options
+    if is_graph_folder(Path(args.run)):  # an exported model: only the packages that it needs
+        from tunesmith.inference.bulk import read_whole
+
+        text = chosen_names(args) or facts.text_columns or ("text",)
+        return read_whole(args.input, plain_options(options)), tuple(text)
+    from tunesmith.data.read import read_unlabelled
     from tunesmith.data.text_files import read_stdin
 
-    return read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")}), options
+    source: Any = Path(args.input)
+    if args.input == "-":
+        source = read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")})
+    text = text_columns(args, facts, source)
+    found = read_unlabelled(source, text=text, on_progress=partial(console.progress, "reading"), **options)
+    return {name: found.dataset[name][:] for name in found.column_names}, text
+
+
+def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the reader for csv, tsv, JSON Lines and Parquet."""
+    return {name: options[name] for name in ("encoding", "delimiter", "quoting")}
 
 
 def is_bulk(args: argparse.Namespace) -> bool:
@@ -216,11 +204,9 @@ def predict_many(facts: Any, args: argparse.Namespace) -> int:
     text = chosen_names(args) or facts.text_columns
     if text is None:
         raise ConfigError("the text columns of this model are not known", fix="Set --text_column_names.")
-    options = reading_options(args)
-    empty = options.pop("allow_empty_text")
-    options.pop("sheet_name", None)
+    options = plain_options(reading_options(args))
     output = Path(args.output)
-    job = BulkJob(find_inputs(args.input), output, tuple(text), args.top_k, options, empty, args.bf16)
+    job = BulkJob(find_inputs(args.input), output, tuple(text), args.top_k, options, args.allow_empty_text, args.bf16)
     if is_resumable(output):
         print(f"{output}: resuming; finished parts are kept", file=sys.stderr)
     done = 0
@@ -328,15 +314,13 @@ def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, 
     return infer_columns({"train": read_source(file, name="train", **options)}).text
 
 
-def predict_dataset(
-    predictor: Any, dataset: Any, text: tuple[str, ...], console: Any, *, max_rows: int | None, what: str
-) -> Any:
-    """Logits of every row of a Dataset; cut and empty texts are reported."""
+def predict_on_console(predictor: Any, texts: list[list[str]], console: Any, *, max_rows: int | None, what: str) -> Any:
+    """Return the logits of texts, one list per text column; truncated and empty texts are reported."""
     from tunesmith.data.tokenize import describe_empty
-    from tunesmith.inference.predictor import chunks_of_dataset
+    from tunesmith.inference.predictor import chunks_of
 
-    counter = console.counter(what, len(dataset))
-    found = predictor.predict_texts(chunks_of_dataset(dataset, text), max_rows=max_rows, on_batch=counter)
+    counter = console.counter(what, len(texts[0]))
+    found = predictor.predict_texts(chunks_of(texts), max_rows=max_rows, on_batch=counter)
     if found.truncated.rows_cut:
         console.say(found.truncated.sentence("input"))
     if found.empty:

@@ -38,12 +38,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def push_model(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> str:
-    """Uploads every file of the folder; the address of the commit. The token is the one `hf auth login` keeps."""
+    """Upload all files of the folder and return the URL of the commit. The token is that of `hf auth login`."""
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
-        raise ConfigError(f"{repo!r} is not the name of a repository", fix="Give user/name.")
+        raise ConfigError(f"{repo!r} is not the name of a repository", fix="Use the form user/name.")
     folder = model_folder_of(path).folder
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "README.md")
     text = _card_for(folder, repo)
@@ -61,7 +61,7 @@ def push_model(path: str | Path, repo: str, *, private: bool = False, revision: 
 
 
 def _card_for(folder: Path, repo: str) -> str:
-    """The card of the folder with the repository in the place of the folder, and how to load it from there."""
+    """Return the card of the folder, with the repository instead of the folder, and how to load the model from it."""
     card = folder / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else f"# {repo.partition('/')[2]}\n"
     columns = read_facts(folder, read_config_file(folder)).text_columns

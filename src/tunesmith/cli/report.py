@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write report.html, curves.png and curves.svg; print the diagnosis and the path of the page."""
     from tunesmith.files import make_folder, require_plain
+    from tunesmith.findings import describe_findings
     from tunesmith.report.build import build_report
     from tunesmith.report.plots import curve_pictures, write_curves
     from tunesmith.report.render import write_report
@@ -42,27 +43,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     write_curves(curve_pictures(report.curves), png=folder.curves_png, svg=folder.curves_svg)
     write_report(report, page)
-    print("\n".join(diagnosis_lines(report.findings)))
+    print("\n".join(describe_findings(report.findings)))
     if (command := next_command(folder, report.findings[0])) is not None:
-        print(f"Next: {command}")
-    print(f"Report: {page}")
+        print(f"next: {command}")
+    print(f"report: {page}")
     return 0
-
-
-def diagnosis_lines(findings: list[Finding]) -> list[str]:
-    """Return the findings as text: the verdict with its evidence and advice first."""
-    lines = []
-    for number, finding in enumerate(findings):
-        title = finding.code.replace("_", " ")
-        sure = "" if finding.confidence is None else f" (confidence {finding.confidence:.0%})"
-        lines.append(f"{'Also' if number else 'Diagnosis'}: {title}{finding.doubt or sure}")
-        lines.append(f"  {finding.evidence}")
-        lines += [f"  -> {action}" for action in finding.advice]
-    likely = findings[0].numbers.get("likelihoods", {})
-    if len(likely) > 1:
-        shown = [f"{code.replace('_', ' ')} {share:.0%}" for code, share in likely.items()]
-        lines.append(f"Likely causes: {', '.join(shown)}")
-    return lines
 
 
 def next_command(folder: RunDir, finding: Finding) -> str | None:

@@ -8,23 +8,23 @@ import logging
 import os
 import shlex
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tunesmith.cli.board import add_server_arguments, warn_network
-from tunesmith.cli.parser import add_flag, positive
+from tunesmith.cli.parser import add_flag, add_model_argument, positive
+from tunesmith.cli.predict import read_model_facts
 from tunesmith.errors import ConfigError
 
 DEFAULT_PORT = 8322
 MIN_KEY = 16
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads of a product that wait for each other sleep instead of spinning. With clients on the same two cores, spinning took
-62 ms of processor time per row instead of 9.7 (all-MiniLM-L6-v2, sentences of subj), at a quarter of the throughput."""
+"""Idle threads of a matmul sleep instead of spinning. With clients on the same two cores, spinning took 62 ms of CPU time per
+row instead of 9.7 (all-MiniLM-L6-v2, sentences of subj), at a quarter of the throughput."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_flag(parser, "run RUN", "Run folder with a finished model, or an exported folder.")
+    add_model_argument(parser)
     add_server_arguments(parser, DEFAULT_PORT)
     add_flag(parser, "--workers N", "Number of worker processes. Default: 1.", type=positive, default=1)
     add_flag(
@@ -60,24 +60,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_service(folder: str, log_requests: bool, max_error: float | None) -> Any:
-    from tunesmith.inference.model_folder import is_graph_folder
     from tunesmith.inference.service import PredictionService
-    from tunesmith.runs.folder import RunDir, open_run
 
     if log_requests:
         log_to_stderr()
-    run = RunDir(Path(folder)) if is_graph_folder(Path(folder)) else open_run(folder)
-    return PredictionService(run, max_error=max_error)
+    return PredictionService(folder, max_error=max_error)
 
 
 def _print_address(args: argparse.Namespace, address: str) -> None:
     """Print a curl command. It refers to the key but does not contain it, because stdout may be a log file."""
     from tunesmith.inference.server import key_file
-    from tunesmith.inference.service import model_summary
-    from tunesmith.runs.folder import RunDir
 
     body = {"texts": ["..."]}
-    if len((model_summary(RunDir(Path(args.run))) or {}).get("columns", ())) == 2:
+    if len(read_model_facts(args).text_columns or ()) == 2:
         body["pairs"] = ["..."]
     in_environment = bool(os.environ.get("TUNESMITH_SERVE_KEY"))
     key = "$TUNESMITH_SERVE_KEY" if in_environment else f"$(cat {shlex.quote(str(key_file()))})"
@@ -88,7 +83,7 @@ def _print_address(args: argparse.Namespace, address: str) -> None:
 
 
 def log_to_stderr() -> None:
-    """One JSON object a request on stderr: route, status, rows, milliseconds; never a text."""
+    """Log route, status, rows and milliseconds of each request to stderr as JSON, but never a text."""
     logger = logging.getLogger("tunesmith.requests")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))

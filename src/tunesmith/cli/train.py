@@ -165,7 +165,7 @@ def _train_best(config: RunConfig, verbose: bool) -> int:
     from tunesmith.tuning.best import run_best
 
     found = with_console(config, lambda observer: run_best(config, observer), verbose=verbose)
-    print(f"\ntried, in {found.table['seconds']:.0f} s of {config.time_budget}:")
+    print(f"\ntried in {found.table['seconds']:.0f} s (time budget: {config.time_budget}):")
     for one in found.table["tried"]:
         for name, run in one["runs"].items():
             score = f"{run['metric']} {abs(run['score']):.4f}" if run["score"] is not None else run["why"] or "trained"
@@ -193,8 +193,9 @@ def print_scores(result: RunResult) -> None:
     if not result.scores:
         print("\nno scores: there is no labeled data to evaluate on. Set --validation_file or --test_file")
     if result.warnings and result.scores:
-        count = f"{len(result.warnings)} warning{'s' if len(result.warnings) > 1 else ''}"
-        print(f"\nbefore you trust these scores: {count} about the data above, and in report.html")
+        count = len(result.warnings)
+        plural = "s" if count > 1 else ""
+        print(f"\nbefore you trust these scores: see the {count} data warning{plural} above and in report.html")
     if result.best_step is not None:
         print(f"kept the weights of step {result.best_step} of {result.steps} (best validation score)")
     else:

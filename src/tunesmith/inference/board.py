@@ -1,4 +1,4 @@
-"""The board: pages to watch, compare, try and stop the runs of a folder.
+"""The board: pages to watch and compare the runs of a folder. It only reads.
 
 A request never becomes a path: its run id is looked up in the list of runs that were found. A run is being trained if its lock
 is held.
@@ -13,8 +13,6 @@ import json
 import logging
 import os
 import re
-import signal
-import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -28,15 +26,14 @@ from typing import Any
 import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tunesmith.errors import CheckpointError, ConfigError, ResourceError, TunesmithError
+from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import Evaluated, NonFinite, Note, RunEnded
 from tunesmith.files import BadFile, is_plain, open_plain, parse_json
 from tunesmith.findings import Finding
-from tunesmith.inference.server import read_json_body, retry_later
-from tunesmith.inference.service import Batcher, model_summary, parse_texts
+from tunesmith.inference.server import retry_later
 from tunesmith.report.build import diagnose_run, diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.report.plots import PanelLine, main_panels, more_panels
@@ -44,7 +41,7 @@ from tunesmith.report.predictions import scores_in_file
 from tunesmith.runs.curves import Curves, Series, build_curves
 from tunesmith.runs.event_log import ColumnsTail, Peek, peek_journal
 from tunesmith.runs.folder import RunDir, read_metrics, read_summary
-from tunesmith.runs.lock import Holder, is_held, noted_holder, open_lock
+from tunesmith.runs.lock import is_held, open_lock
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +51,6 @@ _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]
 _SEPARATOR = re.compile(r"(?<=[_./\\:=])")
 _BODY = "<body>\n"
 STREAM_HEADERS = {"x-accel-buffering": "no"}
-CLASSIFY_SECONDS = 120.0
 MAX_DRAWING = 20
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FRESH_SECONDS = 60
@@ -83,19 +79,18 @@ class Board:
 
     token_hint = "open the address that `tunesmith board` printed, which contains the token"
 
-    def __init__(self, runs: str | Path, batcher: Batcher | None = None) -> None:
+    def __init__(self, runs: str | Path) -> None:
         if not Path(runs).is_dir():
             fix = "Pass the folder that contains your run folders."
             raise ConfigError("there is no such folder", where=str(runs), fix=fix)
         self.index = RunIndex(runs)
         self.streams = Streams()
-        self.batcher = batcher or Batcher()
         self._pen = asyncio.Lock()
         self._drawing = 0
 
     def routes(self) -> list[Route]:
         """Return all routes of the board."""
-        reading = {
+        pages = {
             "/": self._list,
             "/events": self._list_events,
             "/compare": self._compare,
@@ -104,26 +99,20 @@ class Board:
             "/runs/{run}/report": self._report,
             "/runs/{run}/events": self._run_events,
         }
-        acting = {"/runs/{run}/classify": self._classify, "/runs/{run}/stop": self._stop}
-        return [
-            *(Route(path, handler, methods=["GET"]) for path, handler in reading.items()),
-            *(Route(path, handler, methods=["POST"]) for path, handler in acting.items()),
-        ]
+        return [Route(path, handler, methods=["GET"]) for path, handler in pages.items()]
 
     def start(self) -> None:
-        """Do nothing: models are loaded when they are first used."""
+        """Do nothing: there is no model to load."""
 
     def close(self) -> None:
         """End the streams of all watching pages."""
         self.streams.close()
 
     def stop(self) -> None:
-        """End the thread of the models."""
-        self.batcher.close()
+        """Do nothing: there are no threads."""
 
     async def _list(self, request: Request) -> Response:
-        rows = await asyncio.to_thread(self.index.rows, seconds=VERDICT_SECONDS)
-        return HTMLResponse(_template("list.html.j2").render(rows=rows, root=str(self.index.root), now=time.time()))
+        return HTMLResponse(_template("list.html.j2").render(root=str(self.index.root)))
 
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -133,11 +122,9 @@ class Board:
 
     async def _run(self, request: Request) -> Response:
         run = await self._wanted(request)
-        rows = await asyncio.to_thread(self.index.rows)
-        row = next((row for row in rows if row.id == request.path_params["run"]), None)
-        if row is None:
-            raise HTTPException(404, "there is no such run")
-        return HTMLResponse(_template("run.html.j2").render(row=row, run=run, facts=model_summary(run)))
+        name, _ = await asyncio.to_thread(_names, run)
+        values = {"id": request.path_params["run"], "name": name, "path": str(run.path)}
+        return HTMLResponse(_template("run.html.j2").render(values))
 
     async def _report(self, request: Request) -> Response:
         run = await self._wanted(request)
@@ -186,17 +173,6 @@ class Board:
             raise retry_later(503, "too many pages are watching")
         return StreamingResponse(self.streams.watch(produce), media_type="text/event-stream", headers=STREAM_HEADERS)
 
-    async def _classify(self, request: Request) -> Response:
-        run = await self._wanted(request)
-        return await self.batcher.respond(run, parse_texts(await read_json_body(request)), CLASSIFY_SECONDS)
-
-    async def _stop(self, request: Request) -> Response:
-        run = await self._wanted(request)
-        holder = await asyncio.to_thread(stop_run, run)
-        return JSONResponse(
-            {"pid": holder.pid, "said": "SIGTERM: it saves a checkpoint after the current step and stops"}, 202
-        )
-
     async def _wanted(self, request: Request) -> RunDir:
         run = await asyncio.to_thread(self.index.find, request.path_params["run"])
         if run is None:
@@ -227,7 +203,7 @@ def draw_report(run: RunDir, run_id: str) -> str:
     from tunesmith.report.build import build_report
     from tunesmith.report.render import render_report
 
-    links = [("All runs", "/"), ("Live curves and try-it", f"/runs/{run_id}")]
+    links = [("All runs", "/"), ("Live curves", f"/runs/{run_id}")]
     return _with_links(render_report(build_report(run)), links)
 
 
@@ -249,17 +225,9 @@ def _template(name: str) -> Any:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"ago": _ago, "spark": spark_points, "short": lambda v: f"{v:.3f}", "breakable": _breakable}
+    environment.filters["breakable"] = _breakable
     text = (files("tunesmith.inference") / "assets" / name).read_text(encoding="utf-8")
     return environment.from_string(text)
-
-
-def _ago(seconds: float) -> str:
-    for limit, unit, name in ((90, 1, "second"), (5400, 60, "minute"), (129_600, 3600, "hour")):
-        if seconds < limit:
-            count = max(0, round(seconds / unit))
-            return f"{count} {name}{'' if count == 1 else 's'} ago"
-    return f"{round(seconds / 86_400)} days ago"
 
 
 def _breakable(text: object) -> Any:
@@ -456,9 +424,7 @@ def spark_points(losses: tuple[float, ...]) -> str:
 def with_title(finding: Finding) -> dict[str, object]:
     """Return a finding as the page of a run shows it."""
     kind, title = tone_and_title(finding)
-    unsure = finding.doubt or finding.code == "not_enough_evidence"
-    shown = {"numbers": {}, "kind": kind, "title": title + finding.doubt}
-    return finding.to_json() | shown | ({"confidence": None} if unsure else {})
+    return finding.to_json() | {"numbers": {}, "kind": kind, "title": title + finding.doubt}
 
 
 def is_running(run: RunDir) -> bool:
@@ -470,46 +436,6 @@ def is_running(run: RunDir) -> bool:
         return is_held(handle)
     finally:
         os.close(handle)
-
-
-def stop_run(run: RunDir) -> Holder:
-    """Send SIGTERM to the process that trains this run: it saves a checkpoint at the next step and exits with 143."""
-    handle = open_lock(run.lock_file)
-    try:
-        if handle is None or not is_held(handle):
-            raise ResourceError("the run is not being trained", where=run.name)
-        holder = noted_holder(handle)
-        if holder is None or holder.host != socket.gethostname():
-            where = f"on {holder.host}" if holder is not None else "by an unknown process"
-            fix = "Stop it where it was started."
-            raise ResourceError(f"the run is being trained {where}, not on this machine", where=run.name, fix=fix)
-        if holder.pid <= 1 or holder.pid == os.getpid():
-            raise ResourceError(f"process {holder.pid} cannot be stopped", where=run.name)
-        process = os.pidfd_open(holder.pid)  # a reused process id is never signaled
-        try:
-            if not _has_open(holder.pid, handle):
-                raise ResourceError(f"process {holder.pid} is in the lock file but does not hold it", where=run.name)
-            signal.pidfd_send_signal(process, signal.SIGTERM)
-        finally:
-            os.close(process)
-    except PermissionError:
-        raise ResourceError("the process that trains the run belongs to another user", where=run.name) from None
-    except ProcessLookupError:
-        raise ResourceError("the run is not being trained", where=run.name) from None
-    finally:
-        if handle is not None:
-            os.close(handle)
-    return holder
-
-
-def _has_open(pid: int, handle: int) -> bool:
-    """Return whether a process has this file open."""
-    lock = os.fstat(handle)
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            if os.path.samestat(link.stat(), lock):
-                return True
-    return False
 
 
 # Live updates

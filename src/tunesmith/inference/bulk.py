@@ -248,8 +248,9 @@ def label_columns(
     *,
     where: str = "input",
     allow_empty: bool = False,
+    predict_logits: Callable[[list[list[str]]], Any] | None = None,
 ) -> dict[str, list[Any]]:
-    """Return the columns of the table, followed by the predictions."""
+    """Return the columns of the table, followed by the predictions. `predict_logits` replaces the call of the predictor."""
     missing = [name for name in text if name not in table]
     if missing:
         names = ", ".join(list(table)[:10])
@@ -260,7 +261,8 @@ def label_columns(
     ours = choose_column_names(list_answers(labels, top_k), table)
     if not texts[0]:
         return {**table, **{name: [] for name in ours}}
-    probabilities = probabilities_of(predictor.predict_texts(chunks_of(texts)).logits, labels.task)
+    logits = predictor.predict_texts(chunks_of(texts)).logits if predict_logits is None else predict_logits(texts)
+    probabilities = probabilities_of(logits, labels.task)
     return {**table, **dict(zip(ours, answer_columns(probabilities, labels, top_k), strict=True))}
 
 

@@ -12,7 +12,6 @@ import io
 import logging
 import re
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +41,7 @@ from tunesmith.inference.model_folder import (
     model_folder_of,
 )
 from tunesmith.inference.onnx_network import GraphNetwork, load_onnx
-from tunesmith.inference.predictor import Network, Predictor
+from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import probabilities_of, remove_leftovers
 from tunesmith.inference.torch_network import TorchNetwork
 from tunesmith.labels import LabelMap, Task, choose_labels
@@ -56,7 +55,6 @@ from tunesmith.runs.manifest import publish_folder
 
 MAX_ROWS = 5_000
 """Rows the export is measured on, at most."""
-SPEED_ROWS = 256
 FLOAT_LIMIT = 1e-4
 SIGNIFICANCE = 0.05
 Logits = npt.NDArray[np.float32]
@@ -106,30 +104,17 @@ class Checked:
 
 @dataclass(frozen=True)
 class Exported:
-    """The published folder and its measurements."""
+    """The published folder, the candidates that were measured (the last one was published), and sizes in bytes."""
 
     folder: Path
-    checked: Checked
     tried: list[Checked]
-    bytes: int
-    original_bytes: int
-    speed: dict[str, float]
+    size: int
+    original_size: int
 
-
-@dataclass(frozen=True)
-class _Job:
-    """The model to export (our network with its speedups, and the plain module that is traced) and a temporary folder."""
-
-    to: str
-    network: TorchNetwork
-    model: Any
-    facts: ModelFacts
-    source: Path
-    rows: EvidenceRows
-    threads: int
-    built: Path
-    may: Tolerance
-    say: Say
+    @property
+    def checked(self) -> Checked:
+        """The published candidate."""
+        return self.tried[-1]
 
 
 def export_model_to(
@@ -141,7 +126,7 @@ def export_model_to(
     may: Tolerance = Tolerance(),  # noqa: B008
     say: Say = lambda line: None,
 ) -> Exported:
-    """Write `output`, complete or not at all. A NumericsError contains the table of the candidates."""
+    """Write `output`, complete or not at all. Raise a NumericsError if no candidate is good enough."""
     import torch
 
     predictor = Predictor.load(path, use_cpu=True)
@@ -150,13 +135,55 @@ def export_model_to(
         raise ConfigError("is an exported folder", where=str(path), fix="Pass the run, or its model/ folder.")
     facts = replace(predictor.facts, max_length=network.max_length)
     source = model_folder_of(path).folder
-    model = load_model(source, facts.labels).model.eval()
-    needed = _weight_bytes(source) * (3 if to.endswith("int8") else 1)
+    model = load_model(source, facts.labels).model.eval()  # without our speedups, for tracing
+    graph_facts = _graph_facts(to, network, model.config)
+    say(f"Measuring on {len(rows):,} {rows.split} rows.")
+    original = logits_of(network, rows.texts)
+    int8 = to.endswith("int8")
+    needed = _weight_bytes(source) * (3 if int8 else 1)
     done: list[Exported] = []
 
-    def fill(built: Path) -> None:
-        job = _Job(to, network, model, facts, source, rows, torch.get_num_threads(), built, may, say)
-        done.append(_fill_folder(job, output))
+    def measure(name: str, folder: Path) -> Checked:
+        graph = load_onnx(folder / GRAPH_FILE, torch.get_num_threads())
+        found = logits_of(GraphNetwork(folder, graph_facts, graph, facts.long_texts), rows.texts)
+        checked = check_candidate(name, found, original, rows, facts, may if int8 else None)
+        say(f"{name}: {checked.refused or 'accepted'}")
+        return checked
+
+    def fill(folder: Path) -> None:
+        describe_model(model, network.tokenizer, facts)(folder)
+        graph = folder / GRAPH_FILE
+        graph.parent.mkdir()
+        say("Writing the ONNX graph.")
+        names = ["input_ids", "attention_mask", *(["token_type_ids"] if graph_facts.has_types else [])]
+        tried = []
+        if int8:
+            scratch = folder / "scratch"
+            scratch.mkdir()
+            write_onnx(model, names, scratch / "float.onnx")
+            _strip_shapes(scratch / "float.onnx")
+            for name, quantize in QUANTIZATIONS.items():
+                quantize(scratch / "float.onnx", graph)
+                tried.append(measure(name, folder))
+                if tried[-1].refused is None:
+                    break
+            shutil.rmtree(scratch)
+        else:
+            write_onnx(model, names, graph)
+            tried.append(measure(to, folder))
+        if tried[-1].refused is not None:
+            reasons = "; ".join(f"{one.name}: {one.refused}" for one in tried)
+            fix = "Use --to onnx, or allow more with --max_drop and --min_agreement."
+            raise NumericsError(f"no {to} export is as good as the original ({reasons})", fix=fix)
+        done.append(Exported(output, tried, _weight_bytes(graph.parent), _weight_bytes(source)))
+        card = source / "README.md"
+        start = card.read_text(encoding="utf-8") if card.is_file() else f"# {to} export\n"
+        example = '["..."], pairs=["..."]' if len(facts.text_columns or ()) == 2 else '["..."]'
+        write_new(folder / "README.md", _export_card(start, to, done[0], example).encode())
+        write_new(folder / "requirements.txt", runtime_requirements().encode())
+        sizes = {"bytes": done[0].size, "original_bytes": done[0].original_size}
+        measured = {"tried": [one.to_json() for one in tried], **sizes}
+        replace(graph_facts, measured=measured).write(folder)
 
     make_folder(output.parent)
     remove_leftovers(output)
@@ -171,72 +198,15 @@ def export_model_to(
     return done[0]
 
 
-def _fill_folder(job: _Job, output: Path) -> Exported:
-    """Write the graph, its tokenizer and its card; raise a NumericsError if no candidate is good enough."""
-    describe_model(job.model, job.network.tokenizer, job.facts)(job.built)
-    graph_facts = _graph_facts(job)
-    job.say(f"Measuring on {len(job.rows):,} {job.rows.split} rows.")
-    graph = job.built / GRAPH_FILE
-    graph.parent.mkdir()
-    tried = _write_graph(job, graph_facts, graph)
-    if tried[-1].refused is not None:
-        problem = f"no {job.to} export is as good as the original: {tried[-1].refused}\n{table_of(tried)}\n"
-        raise NumericsError(problem, fix="Use --to onnx, or allow more with --max_drop and --min_agreement.")
-    networks: dict[str, Network] = {"tunesmith": job.network, job.to: _graph_network(job, graph_facts, graph)}
-    speed = rows_per_second(networks, job.rows.texts)
-    done = Exported(output, tried[-1], tried, _weight_bytes(graph.parent), _weight_bytes(job.source), speed)
-    measured = {
-        "tried": [one.to_json() for one in tried],
-        "bytes": done.bytes,
-        "original_bytes": done.original_bytes,
-        "rows_per_second": speed,
-        "threads": job.threads,
-    }
-    replace(graph_facts, measured=measured).write(job.built)
-    write_new(job.built / "requirements.txt", runtime_requirements().encode())
-    card = job.source / "README.md"
-    text = card.read_text(encoding="utf-8") if card.is_file() else ""
-    write_new(job.built / "README.md", _export_card(text, done, job).encode())
-    return done
-
-
-def _write_graph(job: _Job, facts: GraphFacts, graph: Path) -> list[Checked]:
-    """Write the graph; return the measured candidates, of which the last one is on disk."""
-    original = logits_of(job.network, job.rows.texts)
-    scratch = job.built / "scratch"
-    int8 = job.to.endswith("int8")
-    plain = scratch / "float.onnx" if int8 else graph
-    scratch.mkdir()
-    job.say("Writing the ONNX graph.")
-    write_onnx(job.model, ["input_ids", "attention_mask", *(["token_type_ids"] if facts.has_types else [])], plain)
-    tried: list[Checked] = []
-    if int8:
-        _strip_shapes(plain)
-    for name, write in QUANTIZATIONS.items() if int8 else [(job.to, None)]:
-        if write is not None:
-            write(plain, graph)
-        found = logits_of(_graph_network(job, facts, graph), job.rows.texts)
-        tried.append(check_candidate(name, found, original, job.rows, job.facts, job.may if int8 else None))
-        job.say(f"{name}: {tried[-1].refused or 'accepted'}")
-        if tried[-1].refused is None:
-            break
-    shutil.rmtree(scratch)
-    return tried
-
-
-def _graph_network(job: _Job, facts: GraphFacts, graph: Path) -> GraphNetwork:
-    return GraphNetwork(job.built, facts, load_onnx(graph, job.threads), job.facts.long_texts)
-
-
-def _graph_facts(job: _Job) -> GraphFacts:
-    tokenizer, network = job.network.tokenizer, job.network
+def _graph_facts(to: str, network: TorchNetwork, config: Any) -> GraphFacts:
+    tokenizer = network.tokenizer
     if not getattr(tokenizer, "is_fast", False):
         problem = f"{type(tokenizer).__name__} has no tokenizer.json, which is required without transformers"
         raise ConfigError(problem, fix="Serve the model folder itself.")
     padding = padding_of(tokenizer)
-    segments = getattr(job.model.config, "type_vocab_size", None)
+    segments = getattr(config, "type_vocab_size", None)
     return GraphFacts(
-        format=job.to,
+        format=to,
         max_length=network.max_length,
         vocab_size=network.vocab_size,
         has_types=network.has_types,
@@ -294,7 +264,7 @@ def _labeled(dataset: Any, facts: ModelFacts) -> tuple[list[list[str]], npt.NDAr
 # Comparison with the original
 
 
-def logits_of(network: Network, texts: list[list[str]]) -> Logits:
+def logits_of(network: TorchNetwork | GraphNetwork, texts: list[list[str]]) -> Logits:
     """Return the logits of texts in memory, in order."""
     rows = make_token_rows(network.encoder.encode(texts), has_types=network.has_types)
     return network.logits(rows)
@@ -355,23 +325,7 @@ def _decisions(probabilities: npt.NDArray[np.float64], labels: LabelMap) -> npt.
     return np.asarray(choose_labels(probabilities, labels.task, labels.thresholds)).reshape(-1)
 
 
-def rows_per_second(
-    networks: dict[str, Network], texts: list[list[str]], *, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, float]:
-    """Return rows per second from text to logits: the best of three alternating turns, so that other load affects all equally."""
-    some = [column[:SPEED_ROWS] for column in texts]
-    best = dict.fromkeys(networks, float("inf"))
-    for network in networks.values():
-        logits_of(network, [column[:8] for column in some])
-    for _ in range(3):
-        for name, network in networks.items():
-            start = clock()
-            logits_of(network, some)
-            best[name] = min(best[name], clock() - start)
-    return {name: len(some[0]) / seconds for name, seconds in best.items()}
-
-
-def table_of(candidates: list[Checked]) -> str:
+def _table_of(candidates: list[Checked]) -> str:
     """Return the candidates as a Markdown table."""
     lines = [
         "| Candidate | Max. difference of probabilities | Equal labels | Score | Original | Difference | Result |",
@@ -424,41 +378,45 @@ QUANTIZATIONS: dict[str, Callable[[Path, Path], None]] = {
 # Card and requirements
 
 
-def _export_card(model_card: str, done: Exported, job: _Job) -> str:
+CARD = """\
+{start}
+
+## Export: {format}
+
+Measured on {rows:,} {split} rows before this folder was written. Candidates are tried in this order until one is accepted.
+Differences are export minus original, with a 95% interval of a paired test.
+
+{table}
+
+Size: {size:,.1f} MB (original {original_size:,.1f} MB).
+
+## Use
+
+{install}
+
+```python
+from tunesmith import Predictor
+
+Predictor.load("{folder}").predict({example})
+```
+"""
+
+
+def _export_card(model_card: str, to: str, done: Exported, example: str) -> str:
     """Return the model's card with its metadata, followed by the measurements and how to use the export."""
-    pair = ', pairs=["..."]' if len(job.facts.text_columns or ("text",)) == 2 else ""
     model_card = re.sub(r"(?m)^library_name: .*$", "library_name: onnx", model_card, count=1)
-    model_card = model_card.partition("## Use\n")[0]
-    lines = [
-        model_card.rstrip() or f"# {job.to} export",
-        "",
-        f"## Export: {job.to}",
-        "",
-        f"Measured on {done.checked.rows:,} {done.checked.split} rows before this folder was written. Candidates are tried in",
-        "this order until one is accepted. Differences are export minus original, with a 95% interval of a paired test.",
-        "",
-        table_of(done.tried),
-        "",
-        f"Size: {done.bytes / 1e6:,.1f} MB (original {done.original_bytes / 1e6:,.1f} MB).",
-        "",
-        f"Rows per second from text on the CPU, {job.threads} thread(s) each, best of 3 alternating turns:",
-        "",
-        "| | Rows per second |",
-        "|---|---|",
-        *(f"| {name} | {value:,.0f} |" for name, value in done.speed.items()),
-        "",
-        "## Use",
-        "",
-        INSTALL_RUNTIME,
-        "",
-        "```python",
-        "from tunesmith import Predictor",
-        "",
-        f'Predictor.load("{done.folder.name}").predict(["..."]{pair})',
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
+    return CARD.format(
+        start=model_card.partition("## Use\n")[0].rstrip(),
+        format=to,
+        rows=done.checked.rows,
+        split=done.checked.split,
+        table=_table_of(done.tried),
+        size=done.size / 1e6,
+        original_size=done.original_size / 1e6,
+        install=INSTALL_RUNTIME,
+        folder=done.folder.name,
+        example=example,
+    )
 
 
 RUNTIME_PACKAGES = ("numpy", "onnxruntime", "prometheus-client", "starlette", "tokenizers", "uvicorn")

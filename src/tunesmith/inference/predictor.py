@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tunesmith.data.batches import TokenRows, prefetched
 from tunesmith.data.tokenize import (
-    ChunkEncoder,
     CutCount,
-    TokenEncoder,
     TruncationCount,
     require_text_cells,
 )
@@ -36,6 +34,8 @@ from tunesmith.metrics.abstain import HeldOut
 from tunesmith.runs.manifest import MANIFEST
 
 if TYPE_CHECKING:
+    from tunesmith.inference.onnx_network import GraphNetwork
+    from tunesmith.inference.torch_network import TorchNetwork
     from tunesmith.training.distributed import Precision
 
 log = logging.getLogger(__name__)
@@ -44,33 +44,6 @@ CHUNK_ROWS = 8192
 """Rows sorted by length together. Larger chunks were not faster (bench/predict_speed.py)."""
 Chunk = Sequence[list[str]]
 """One list of texts per text column."""
-
-
-class Network(Protocol):
-    """A loaded model: a torch module or an exported graph."""
-
-    name: str
-    """The library and the device, such as "torch on cpu"."""
-    encoder: TokenEncoder
-    chunks: ChunkEncoder
-    """The same encoder for many rows."""
-    has_types: bool
-    """Whether the model uses token type ids."""
-    max_length: int
-    special: tuple[int, int]
-    """Number of special tokens in a row with one text, and in a row with two."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token embeddings."""
-
-    def logits(
-        self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
-    ) -> npt.NDArray[np.float32]:
-        """Return the logits of each row, in input order. The batch size depends on the device unless `max_rows` is set."""
-
-    def require_segments(self, text_columns: int) -> None:
-        """Raise a ConfigError if the model doesn't support this many texts per row."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +63,7 @@ class Predictor:
     Columns of `predict_proba` are in the order of `classes_`, those of `probabilities` in the order of the model's `id2label`.
     """
 
-    network: Network
+    network: TorchNetwork | GraphNetwork
     facts: ModelFacts
     folder: Path
 
@@ -219,14 +192,6 @@ def chunks_of(columns: Sequence[Sequence[str]]) -> Iterator[Chunk]:
     """Split columns in memory into chunks."""
     for start in range(0, len(columns[0]), CHUNK_ROWS):
         yield [list(column[start : start + CHUNK_ROWS]) for column in columns]
-
-
-def chunks_of_dataset(dataset: Any, names: Sequence[str]) -> Iterator[Chunk]:
-    """Split the text columns of a Dataset into chunks."""
-    some = dataset.select_columns(list(names))
-    for start in range(0, len(some), CHUNK_ROWS):
-        part = some[start : start + CHUNK_ROWS]
-        yield [part[name] for name in names]
 
 
 def _checked(chunks: Iterator[Chunk]) -> Iterator[Chunk]:

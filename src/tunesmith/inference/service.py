@@ -1,4 +1,4 @@
-"""`tunesmith serve`: one finished model over HTTP, with health checks and metrics. The board uses the same batcher.
+"""`tunesmith serve`: one finished model over HTTP, with health checks and metrics.
 
 Batching is continuous: each batch takes the requests that arrived while the previous one was running, in order of arrival, up to
 BATCH_CHARS characters. A request is never delayed to fill a batch.
@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,19 +26,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tunesmith import __version__
-from tunesmith.errors import ConfigError, DataError, NumericsError, TunesmithError
-from tunesmith.files import folder_version, read_json
-from tunesmith.inference.model_folder import FACTS_FILE, is_graph_folder, read_facts
+from tunesmith.errors import DataError, NumericsError, TunesmithError
+from tunesmith.files import folder_version
+from tunesmith.inference.model_folder import ModelFacts, model_folder_of, read_facts
 from tunesmith.inference.server import MAX_BODY_BYTES, read_json_body, retry_later
 from tunesmith.inference.tables import Prediction, make_predictions, probabilities_of
-from tunesmith.models.files import check_seal, read_config_file
-from tunesmith.runs.folder import RunDir
+from tunesmith.models.files import read_config_file
 
 log = logging.getLogger("tunesmith.requests")
 
 MAX_TEXTS = 64
 MAX_TEXT_CHARS = 50_000
-MAX_MODELS = 2
 MAX_WAITING = 128
 """Requests in the queue; further ones get status 429."""
 BATCH_CHARS = 8_000
@@ -107,90 +105,63 @@ def _strings(values: Any, name: str) -> tuple[str, ...]:
     return tuple(values)
 
 
-# Models
+# Model
 
 
-def load_run_predictor(run: RunDir) -> Any:
-    """Load the model of a run on the CPU; a GPU is left to training."""
+def load_on_cpu(folder: Path) -> Any:
+    """Load a model on the CPU; a GPU is left to training."""
     from tunesmith.inference.predictor import Predictor
 
     for name in ("transformers", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    return Predictor.load(run.path, use_cpu=True)
+    return Predictor.load(folder, use_cpu=True)
 
 
-def model_home(run: RunDir) -> Path:
-    """Return the folder of the model: model/ of a run, or an exported folder itself."""
-    return run.path if is_graph_folder(run.path) else run.model
+class LiveModel:
+    """The model of a folder. When its files are replaced, it is loaded again in the background.
 
-
-def model_summary(run: RunDir) -> dict[str, Any] | None:
-    """Return text columns and labels of the finished model without loading it, or None if there is no model."""
-    try:
-        data = read_json(model_home(run) / FACTS_FILE)
-        columns = data["text_columns"] or ["text"]
-        return {"columns": [str(c) for c in columns][:2], "labels": [str(n) for n in data["labels"]["names"]]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-class LoadedModels:
-    """At most two loaded models, loaded again when their files are replaced.
-
-    With `reload_in_background`, the old model is used until the new one is loaded, and kept if that fails.
+    The old model answers until the new one is loaded, and stays if that fails. `on_reload` receives the problem, or None.
     """
 
     def __init__(
         self,
-        load: Callable[[RunDir], Any] = load_run_predictor,
+        folder: Path,
+        load: Callable[[Path], Any] = load_on_cpu,
         *,
-        reload_in_background: bool = False,
-        on_reload: Callable[[str | None], None] = lambda problem: None,
         max_error: float | None = None,
+        on_reload: Callable[[str | None], None] = lambda problem: None,
     ) -> None:
+        self.folder = folder
         self.max_error = max_error
-        self._load = load if max_error is None else lambda run: load(run).abstaining(max_error)
-        self._in_background = reload_in_background
+        self._load = load if max_error is None else lambda folder: load(folder).abstaining(max_error)
         self._on_reload = on_reload
-        self._tried: tuple[Any, ...] = ()
         self._lock = threading.Lock()
-        self._loaded: OrderedDict[Path, tuple[tuple[Any, ...], Any]] = OrderedDict()
+        self._model: Any = None
+        self._seen: tuple[Any, ...] = ()
 
-    def get(self, run: RunDir) -> Any:
-        """Return the loaded model of a run; raise a HTTPException if there is none."""
+    def get(self) -> Any:
+        """Return the loaded model, which the first call loads."""
         try:
-            version = folder_version(model_home(run))
+            version = folder_version(self.folder)
         except OSError:
             version = ()  # the folder is missing, perhaps between the two renames of its replacement
         with self._lock:  # concurrent requests wait for one load
-            known, model = self._loaded.get(run.path, (None, None))
-            if known is not None and self._in_background and version != known:
-                if version not in ((), self._tried):
-                    self._tried = version
-                    threading.Thread(target=self._reload, args=(run, version), daemon=True).start()
-                return model
-            if not version:
-                raise HTTPException(409, "the run has no finished model")
-            if version != known:
-                model = self._load(run)
-            self._keep(run, version, model)
-            return model
+            if self._model is None:
+                self._model, self._seen = self._load(self.folder), version
+            elif version not in ((), self._seen):
+                self._seen = version
+                threading.Thread(target=self._reload, daemon=True).start()
+            return self._model
 
-    def _reload(self, run: RunDir, version: tuple[Any, ...]) -> None:
+    def _reload(self) -> None:
         try:
-            model = self._load(run)
+            model = self._load(self.folder)
         except Exception as error:
             self._on_reload(error.line() if isinstance(error, TunesmithError) else type(error).__name__)
             return
         with self._lock:
-            self._keep(run, version, model)
+            self._model = model
         self._on_reload(None)
-
-    def _keep(self, run: RunDir, version: tuple[Any, ...], model: Any) -> None:
-        self._loaded[run.path] = (version, model)
-        self._loaded.move_to_end(run.path)
-        if len(self._loaded) > MAX_MODELS:
-            self._loaded.popitem(last=False)
 
 
 # Batches
@@ -198,20 +169,15 @@ class LoadedModels:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    run: RunDir
     given: Texts
     answer: asyncio.Future[list[Prediction]]
 
-    def fits(self, other: _Waiting) -> bool:
-        """Return whether both can be in one batch."""
-        return self.run.path == other.run.path and (self.given.pairs is None) == (other.given.pairs is None)
-
 
 class Batcher:
-    """Classifies the texts of concurrent requests, one batch at a time in one thread. Models are loaded when first used."""
+    """Classifies the texts of concurrent requests, one batch at a time in one thread."""
 
-    def __init__(self, models: LoadedModels | None = None, *, max_waiting: int = MAX_WAITING) -> None:
-        self.models = models or LoadedModels()
+    def __init__(self, model: LiveModel, *, max_waiting: int = MAX_WAITING) -> None:
+        self.model = model
         self._max_waiting = max_waiting
         self._queue: deque[_Waiting] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tunesmith-batcher")
@@ -222,26 +188,23 @@ class Batcher:
         """Number of requests whose batch has not started."""
         return len(self._queue)
 
-    async def respond(self, run: RunDir, given: Texts, seconds: float) -> Response:
-        """Return the predictions as JSON; raise an HTTPException if there are none within `seconds`."""
+    async def respond(self, given: Texts) -> Response:
+        """Return the predictions as JSON; raise an HTTPException if there are none within ANSWER_SECONDS."""
         try:
-            async with asyncio.timeout(seconds):
-                found = await self.classify(run, given)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                found = await self.classify(given)
         except TimeoutError:
-            raise retry_later(503, f"no answer within {seconds:.0f} seconds") from None
-        abstains = self.models.max_error is not None
-        extra = [{"answered": one.answered} if abstains else {} for one in found]
-        results = [
-            {"label": one.label, "scores": one.best(given.top_k), **more}
-            for one, more in zip(found, extra, strict=True)
-        ]
+            raise retry_later(503, f"no answer within {ANSWER_SECONDS:.0f} seconds") from None
+        results: list[dict[str, Any]] = [{"label": one.label, "scores": one.best(given.top_k)} for one in found]
+        if self.model.max_error is not None:
+            results = [{**result, "answered": one.answered} for result, one in zip(results, found, strict=True)]
         return JSONResponse({"results": results})
 
-    async def classify(self, run: RunDir, given: Texts) -> list[Prediction]:
+    async def classify(self, given: Texts) -> list[Prediction]:
         """Return one prediction per text; raise an HTTPException if the queue is full or the model cannot process a text."""
         if self.waiting >= self._max_waiting:
             raise retry_later(429, "too many requests are waiting")
-        request = _Waiting(run, given, asyncio.get_running_loop().create_future())
+        request = _Waiting(given, asyncio.get_running_loop().create_future())
         self._queue.append(request)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
@@ -266,10 +229,13 @@ class Batcher:
                         request.answer.set_result(value)
 
     def _next_batch(self) -> list[_Waiting]:
-        """Take the next request and those after it for the same model, up to BATCH_CHARS."""
+        """Take the next requests, up to BATCH_CHARS, either single texts or pairs."""
         batch: list[_Waiting] = []
         left = BATCH_CHARS
-        while self._queue and (not batch or (self._queue[0].given.chars <= left and self._queue[0].fits(batch[0]))):
+        while self._queue:
+            given = self._queue[0].given
+            if batch and (given.chars > left or (given.pairs is None) != (batch[0].given.pairs is None)):
+                break
             request = self._queue.popleft()
             if not request.answer.done():
                 batch.append(request)
@@ -285,8 +251,6 @@ class Batcher:
             caused_by_text = isinstance(error, (DataError, NumericsError))
             problem = HTTPException(422 if caused_by_text else 409, str(error))
             alone = alone or not caused_by_text  # a model that cannot be loaded fails all of them
-        except HTTPException as error:
-            problem, alone = error, True
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the PanicException of a tokenizer is not an Exception
@@ -295,7 +259,7 @@ class Batcher:
         return [problem] * len(batch) if alone else [found for request in batch for found in self._predict([request])]
 
     def _classify(self, batch: list[_Waiting]) -> list[list[Prediction]]:
-        model = self.models.get(batch[0].run)
+        model = self.model.get()
         texts = [text for request in batch for text in request.given.texts]
         pairs = [text for request in batch for text in request.given.pairs or ()] or None
         labels = model.facts.labels
@@ -343,21 +307,18 @@ class PredictionService:
 
     token_hint = "send the key of the service: Authorization: Bearer KEY"
 
-    def __init__(self, run: RunDir, batcher: Batcher | None = None, *, max_error: float | None = None) -> None:
-        self.run = run
+    def __init__(self, path: str | Path, batcher: Batcher | None = None, *, max_error: float | None = None) -> None:
+        self.name = Path(path).resolve().name
+        self.folder = model_folder_of(path).folder
+        self.facts = self._read_facts()
+        if max_error is not None:
+            self.facts.abstaining(max_error)  # a limit that cannot be kept is reported before the server starts
         self.metrics = Metrics()
         self.ready = False
-        models = LoadedModels(reload_in_background=True, on_reload=self._reloaded, max_error=max_error)
-        self.batcher = batcher or Batcher(models)
-        if model_summary(run) is None:
-            fix = "Pass a finished run with its model/ folder, or an exported folder."
-            raise ConfigError("contains no finished model", where=str(run.path), fix=fix)
-        home = model_home(run)
-        check_seal(home)
-        facts = read_facts(home, read_config_file(home))
-        self._labels = facts.labels
-        if max_error is not None:
-            facts.abstaining(max_error)  # a limit that cannot be kept is reported before the server starts
+        self.batcher = batcher or Batcher(LiveModel(self.folder, max_error=max_error, on_reload=self._reloaded))
+
+    def _read_facts(self) -> ModelFacts:
+        return read_facts(self.folder, read_config_file(self.folder))
 
     def routes(self) -> list[Route]:
         """Return all routes of the service."""
@@ -378,7 +339,7 @@ class PredictionService:
         def load() -> None:
             try:
                 self.load()
-            except (TunesmithError, HTTPException) as error:
+            except TunesmithError as error:
                 log.error(json.dumps({"event": "load", "problem": str(error)}))
 
         threading.Thread(target=load, name="tunesmith-load", daemon=True).start()
@@ -392,18 +353,20 @@ class PredictionService:
 
     def load(self) -> None:
         """Load the model."""
-        self.batcher.models.get(self.run)
+        self.batcher.model.get()
         self.ready = True
 
     def _reloaded(self, problem: str | None) -> None:
         if problem is None:
             self.metrics.reloads.inc()
-            home = model_home(self.run)
-            self._labels = read_facts(home, read_config_file(home)).labels
+            self.facts = self._read_facts()
         log.info(json.dumps({"event": "reload", "problem": problem}))
 
+    def _describe(self) -> dict[str, Any]:
+        return {"columns": list(self.facts.text_columns or ("text",)), "labels": list(self.facts.labels.names)}
+
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"run": self.run.name, **(model_summary(self.run) or {})})
+        return JSONResponse({"run": self.name, **self._describe()})
 
     async def _ready(self, request: Request) -> Response:
         return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
@@ -414,8 +377,8 @@ class PredictionService:
             "max_text_chars": MAX_TEXT_CHARS,
             "max_body_bytes": MAX_BODY_BYTES,
         }
-        about = {"model_id": self.run.name, "task": self._labels.task.value, **(model_summary(self.run) or {})}
-        ids = {str(i): name for i, name in self._labels.id2label.items()}
+        about = {"model_id": self.name, "task": self.facts.labels.task.value, **self._describe()}
+        ids = {str(i): name for i, name in self.facts.labels.id2label.items()}
         return JSONResponse({**about, **limits, "version": __version__, "id2label": ids})
 
     async def _metrics(self, request: Request) -> Response:
@@ -427,7 +390,7 @@ class PredictionService:
         try:
             given = parse_texts(await read_json_body(request))
             rows = len(given.texts)
-            response = await self.batcher.respond(self.run, given, ANSWER_SECONDS)
+            response = await self.batcher.respond(given)
             status, self.ready = 200, True
             return response
         except HTTPException as error:

@@ -1,12 +1,11 @@
 """Logits as probabilities and label names, and predictions as csv, tsv, jsonl or parquet with all input columns, in input order.
 
 Spreadsheets run a cell that begins with = + - @ (also full-width), a tab or a line break as a formula. In csv and tsv such a
-cell gets a leading apostrophe (and a cell that already looks escaped gets one more), so `read_predictions` restores the text.
+cell gets a leading apostrophe. A cell that already looks escaped gets one more, so the text can be restored.
 """
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
@@ -27,7 +26,6 @@ from tunesmith.runs.manifest import remove_tree
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 _DANGEROUS = re.compile(r"^'*[=+\-@＝＋－＠\t\r\n]")
-_ESCAPED = re.compile(r"^'+[=+\-@＝＋－＠\t\r\n]")
 _NEEDS_QUOTES = re.compile('[",\t\r\n\ufeff]|^ | $')
 """Every character that some reader of csv or tsv interprets, whatever the separator is."""
 
@@ -35,11 +33,6 @@ _NEEDS_QUOTES = re.compile('[",\t\r\n\ufeff]|^ | $')
 def escape_formula(text: str) -> str:
     """Prefix the text with an apostrophe if a spreadsheet would run it as a formula."""
     return f"'{text}" if _DANGEROUS.match(text) else text
-
-
-def unescape_formula(text: str) -> str:
-    """Undo `escape_formula`."""
-    return text[1:] if _ESCAPED.match(text) else text
 
 
 def check_format(path: Path) -> None:
@@ -61,10 +54,15 @@ def check_cells(path: Path | None, columns: Mapping[str, Sequence[Any]]) -> None
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove temporary files and folders for `target` whose process was killed."""
-    for path in target.parent.glob(f"{glob.escape(TMP_PREFIX + target.name)}-*"):
-        pid = path.name.rpartition("-")[2]
-        if pid.isdigit() and (int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists()):
+    """Remove temporary files and folders for `target` whose process was killed; restore `target` if it was moved aside."""
+    pattern = re.compile(rf"{re.escape(TMP_PREFIX)}(old-|gone-)?{re.escape(target.name)}-(\d+)")
+    for path in target.parent.glob(f"{TMP_PREFIX}*"):
+        found = pattern.fullmatch(path.name)
+        if found is None or (int(found[2]) != os.getpid() and Path(f"/proc/{found[2]}").exists()):
+            continue
+        if found[1] == "old-" and not os.path.lexists(target):
+            path.rename(target)
+        else:
             remove_tree(path)
 
 
@@ -116,22 +114,6 @@ def _cell(value: Any) -> str:
         return str(value)
     text = escape_formula(value)
     return '"' + text.replace('"', '""') + '"' if _NEEDS_QUOTES.search(text) else text
-
-
-def read_predictions(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a csv or tsv file from `write_table`, with the exact text of every cell."""
-    from tunesmith.data.text_files import Dialect, parse_delimited
-
-    header: list[str] = []
-    columns: list[list[str]] = []
-    with path.open(encoding="utf-8", newline="") as file:
-        delimiter = "\t" if path.suffix == ".tsv" else ","
-        dialect = Dialect(delimiter, quoting=True, sure=True)
-        for records in parse_delimited([file.read()], origin=str(path), dialect=dialect, on_header=header.extend):
-            columns = columns or [[] for _ in header]
-            for column, values in zip(columns, records.columns, strict=True):
-                column += map(unescape_formula, values)
-    return dict(zip(map(unescape_formula, header), columns or [[] for _ in header], strict=True))
 
 
 def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:

@@ -22,6 +22,7 @@ from tunesmith.data.batches import Collate, TokenRows
 from tunesmith.errors import DataError
 from tunesmith.events import Event, RowsEvaluated
 from tunesmith.files import hash_file, replacing, write_file
+from tunesmith.findings import describe_findings
 from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.labels import Task, choose_labels
@@ -352,18 +353,13 @@ def draw_and_explain(run: RunDir, before_report: Callable[[], None]) -> list[str
     write_curves(curve_pictures(report.curves), png=run.curves_png, svg=run.curves_svg)
     before_report()
     write_report(report, run.report_file)
-    lines = []
-    for finding in report.findings:
-        lines.append(f"{finding.code}{finding.doubt}: {finding.evidence}")
-        lines += [f"  - {advice}" for advice in finding.advice]
-    return lines
+    return describe_findings(report.findings)
 
 
 SHOWN_OPTION_NAMES = """
     learning_rate lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps num_train_epochs
     max_steps weight_decay max_grad_norm label_smoothing_factor adversarial class_weights seed
 """
-SHOWN_LABELS = 8
 
 
 def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int | None) -> str:
@@ -428,27 +424,12 @@ def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[
 
 
 def _data_table(prepared: Prepared) -> list[str]:
-    lines = ["| split | rows | labels | tokens: median, longest | truncated rows |", "|---|---|---|---|---|"]
+    lines = ["| split | rows | tokens: median, longest | truncated rows |", "|---|---|---|---|"]
     for split, tokenized in prepared.tokenized.items():
         lengths = tokenized.rows.lengths
         tokens = f"{np.median(lengths):.0f}, {lengths.max()}" if len(lengths) else ""
-        shares = _escape(_shares(prepared, split))
-        lines.append(f"| {split} | {len(lengths):,} | {shares} | {tokens} | {tokenized.truncated.rows_cut:,} |")
+        lines.append(f"| {split} | {len(lengths):,} | {tokens} | {tokenized.truncated.rows_cut:,} |")
     return lines
-
-
-def _shares(prepared: Prepared, split: str) -> str:
-    """Shares of the most frequent labels, or the range of a regression."""
-    labels, names = prepared.rows(split).labels, prepared.bundle.labels.names
-    if labels is None:
-        return "none"
-    if prepared.bundle.labels.task is Task.REGRESSION:
-        known = labels[np.isfinite(labels)]
-        return f"{known.min():g} to {known.max():g}, mean {known.mean():.3g}" if len(known) else "none"
-    shares = labels.mean(axis=0) if labels.ndim == 2 else np.array([(labels == i).mean() for i in range(len(names))])
-    order = np.argsort(-shares, kind="stable")[:SHOWN_LABELS]
-    more = f" and {len(names) - SHOWN_LABELS} more" if len(names) > SHOWN_LABELS else ""
-    return ", ".join(f"{names[i]} {shares[i]:.1%}" for i in order) + more
 
 
 def _escape(text: str) -> str:

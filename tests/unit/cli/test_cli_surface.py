@@ -61,13 +61,6 @@ def test_the_defaults_are_those_of_transformers_but_for_what_the_recipe_decides(
     assert found == {name: theirs[name] for name in SHARED_OPTIONS}, "--recipe hf is what transformers does"
 
 
-def test_the_listed_defaults_are_those_of_the_dataclass() -> None:
-    config = RunConfig()
-    assert {name: option.default for name, option in list_options().items()} == {
-        name: getattr(config, name) for name in RunConfig.__dataclass_fields__
-    }
-
-
 def test_every_option_has_one_sentence_of_help() -> None:
     texts = {name: option.help for name, option in list_options().items()}
     assert [name for name, text in texts.items() if not re.fullmatch(r"[A-Z][^\n]{8,}\.", text)] == []

@@ -42,11 +42,10 @@ def test_a_pipe_gets_plain_lines_without_colour_or_carriage_returns() -> None:
         console.on(SafePoint(number))
     console.close()
     shown = lines_of(stream)
-    assert shown[0] == "Training: 80 rows, 1 epochs of 10 steps, 10 steps in all."
+    assert shown[0] == "Training: 10 steps, 1 epochs of 80 rows."
     assert shown[1].startswith("step 5/10  epoch 0.50  loss 0.5000  lr 1.00e-04")
-    assert shown[3] == "epoch 1.00  validation    loss 0.4100  accuracy 0.9000  f1 -  best"
-    assert shown[4] == "            train sample  loss 0.4100  accuracy 0.9000  f1 -"
-    assert len(shown) == 5
+    assert shown[3] == "epoch 1.00  loss 0.4100 (train 0.4100)  accuracy 0.9000  f1 -  best"
+    assert len(shown) == 4
     assert "\x1b" not in stream.getvalue()
     assert "\r" not in stream.getvalue()
 
@@ -109,10 +108,10 @@ def test_bad_news_is_told_at_once() -> None:
     console.on(Note(5, "resumes although the seed changed"))
     console.on(NonFinite(6, "gradient", "classifier.weight", (1, 2)))
     assert lines_of(stream) == [
-        "The run is resumed after step 5 from checkpoint-5.",
+        "Resumed: after step 5, from checkpoint-5.",
         "Skipped: checkpoint-9: a byte differs",
         "resumes although the seed changed",
-        "step 6: gradient classifier.weight is NaN or infinite; the update was skipped",
+        "Step 6: the gradient of classifier.weight is NaN or inf, so the update was skipped.",
     ]
 
 
@@ -134,10 +133,25 @@ def test_details_are_printed_only_if_verbose() -> None:
         assert len(lines_of(stream)) == 1 + verbose
 
 
-def test_lines_without_bars_come_at_most_ten_times() -> None:
+def test_lines_without_bars_are_ten_seconds_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     stream = io.StringIO()
     console = Console(stream=stream)
     console.plan(200, 50.0)
     for number in range(1, 201):
+        now[0] += 0.3
         console.on(step(number))
-    assert len(lines_of(stream)) == 10
+    assert [line.split()[1] for line in lines_of(stream)] == ["40/200", "80/200", "120/200", "160/200", "200/200"]
+
+
+def test_at_most_twelve_evaluations_are_printed() -> None:
+    for verbose, lines in ((False, 10), (True, 30)):
+        stream = io.StringIO()
+        console = Console(stream=stream, bars=True, verbose=verbose)
+        console.plan(300, 10.0)
+        for number in range(10, 301, 10):
+            console.on(Evaluated(number, number / 10, "validation", {"loss": 0.5}, 30))
+            console.on(SafePoint(number))
+        assert len(lines_of(stream)) == lines
+        assert lines_of(stream)[-1] == "epoch 30.00  loss 0.5000"

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from read_predictions import read_predictions
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.events import Note, StepDone
-from tunesmith.inference.tables import read_predictions
 from tunesmith.pipeline.train import free_folder
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
@@ -41,21 +41,9 @@ def words(root: Path, run: Path | str, *more: str) -> list[str]:
     return [
         *("train", "--train_file", str(root / "rows.csv"), "--model_name_or_path", str(root / "base")),
         *("--output_dir", str(run), "--cache_dir", str(root / "cache"), "--use_cpu", "--max_steps", "4"),
-        *(
-            "--save_strategy",
-            "steps",
-            "--save_steps",
-            "2",
-            "--eval_strategy",
-            "steps",
-            "--eval_steps",
-            "2",
-            "--train_sample_size",
-            "8",
-            "--load_best_model_at_end",
-            "true",
-            *more,
-        ),
+        *("--save_strategy", "steps", "--save_steps", "2", "--eval_strategy", "steps", "--eval_steps", "2"),
+        *("--train_sample_size", "8", "--load_best_model_at_end", "true"),
+        *more,
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith import __version__, errors
+from tunesmith import errors
 from tunesmith.cli import main as front
 from tunesmith.cli.main import explain, list_verbs, main
 
@@ -92,24 +92,6 @@ def test_a_verb_gets_its_arguments_and_gives_the_exit_code(verb: Any) -> None:
     assert seen == [(3, False)]
 
 
-def test_several_problems_are_several_lines(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    verb(lambda args: 0)
-    assert main(["train", "--nmber", "3", "--x"]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "tunesmith: error: 2 problems in the configuration:",
-        "  unknown flag --nmber. Did you mean --number?",
-        "  unknown flag --x. See `tunesmith train --help`",
-    ]
-
-
-def test_a_wrong_value_of_a_flag_is_exit_code_2(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    verb(lambda args: 0)
-    assert main(["train", "--number", "x"]) == 2
-    assert capsys.readouterr().err == (
-        "tunesmith: error: argument --number: invalid int value: 'x'. See `tunesmith train --help`\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -150,15 +132,3 @@ def test_notes_go_to_stderr_while_a_command_runs_and_nothing_stays_behind(
 
 def test_an_error_without_a_message_still_has_a_line() -> None:
     assert explain(RuntimeError())[1].startswith("error: unexpected RuntimeError: no message")
-
-
-@pytest.mark.parametrize("verb_name", list_verbs())
-def test_every_verb_tells_the_version(verb_name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb_name, "--version"]) == 0
-    assert capsys.readouterr().out == f"tunesmith {__version__}\n"
-
-
-def test_a_saved_run_that_was_stopped_is_no_error(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    verb(raising(errors.StoppedBySignal(2, "after step 7; everything is saved")))
-    assert main(["train"]) == 130
-    assert capsys.readouterr().err == "tunesmith: stopped by Ctrl-C after step 7; everything is saved\n"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from patience import patient
+from read_predictions import read_predictions
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
-from tunesmith.inference.tables import read_predictions
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ def run(tmp_path: Path) -> Path:
 def test_report_writes_page_and_curves_and_prints_diagnosis(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("Diagnosis: ")
-    assert f"Report: {run / 'report.html'}" in out
+    assert out.startswith("healthy: ")
+    assert f"report: {run / 'report.html'}" in out
     assert all((run / name).is_file() for name in ("report.html", "curves.png", "curves.svg"))
 
 

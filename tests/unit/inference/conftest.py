@@ -1,4 +1,4 @@
-"""A board served for real, on a loopback socket, over run folders of known content."""
+"""A board and a prediction service on a loopback socket, over run folders of known content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import synthetic_runs
 from tunesmith.errors import DataError
 from tunesmith.inference.board import Board
 from tunesmith.inference.server import Listen, make_server, open_socket
-from tunesmith.inference.service import Batcher, LoadedModels
+from tunesmith.inference.service import Batcher, LiveModel, PredictionService
 from tunesmith.labels import LabelMap
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import write_manifest
@@ -50,10 +50,10 @@ class FakeModel:
 
 @dataclass
 class Served:
-    """A running board. `ask` is a client that has, by default, the token and the right origin."""
+    """A running server. `ask` is a client that has, by default, the token and the right origin."""
 
     port: int
-    board: Board
+    service: Any
     model: FakeModel
     root: Path
 
@@ -90,9 +90,7 @@ class Served:
         return status, json.loads(body)
 
 
-def serve(root: Path, board: Any = None) -> Iterator[Served]:
-    model = FakeModel()
-    made = board or Board(root, Batcher(LoadedModels(lambda run: model), max_waiting=8))
+def serve(root: Path, made: Any, model: Any = None) -> Iterator[Served]:
     listener = open_socket("127.0.0.1", 0)
     server = make_server(made, listener, Listen("127.0.0.1", 0, TOKEN))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -113,19 +111,27 @@ def serve(root: Path, board: Any = None) -> Iterator[Served]:
 @pytest.fixture
 def served(runs: Path) -> Iterator[Served]:
     """A board over `runs`."""
-    yield from serve(runs)
+    yield from serve(runs, Board(runs))
 
 
-@pytest.fixture(scope="session")
-def serving() -> SimpleNamespace:
-    """`serve` and `FakeModel`, for tests that serve something else."""
-    return SimpleNamespace(serve=serve, FakeModel=FakeModel)
+@pytest.fixture
+def fake() -> FakeModel:
+    """The model of `service`."""
+    return FakeModel()
+
+
+@pytest.fixture
+def service(runs: Path, fake: FakeModel) -> Iterator[Served]:
+    """A prediction service with a short queue."""
+    batcher = Batcher(LiveModel(RunDir(runs / "alpha").model, lambda folder: fake), max_waiting=8)
+    yield from serve(runs, PredictionService(runs / "alpha", batcher), fake)
 
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A board that all tests of a file share, since none of them changes its runs."""
-    yield from serve(make_runs(tmp_path_factory.mktemp("board")))
+    root = make_runs(tmp_path_factory.mktemp("board"))
+    yield from serve(root, Board(root))
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from tunesmith.cli.main import main
 from tunesmith.errors import ConfigError
 from tunesmith.inference.server import Access, make_app
 from tunesmith.inference.service import PredictionService
-from tunesmith.runs.folder import RunDir
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def test_exported_model_and_server_answer_as_the_run(home: Path) -> None:
     texts = pd.read_csv(home / "validation.csv")["text"].tolist()[:40]
     careful = Predictor.load(home / "run", use_cpu=True).abstaining(0.12)
     assert Predictor.load(exported).abstaining(0.12).predict(texts) == careful.predict(texts)
-    service = PredictionService(RunDir(home / "run"), max_error=0.12)
+    service = PredictionService(home / "run", max_error=0.12)
     app = make_app(service, Access.for_port("k" * 32, 80))
     with TestClient(app, base_url="http://localhost:80") as client:
         headers = {"Authorization": "Bearer " + "k" * 32}

@@ -68,7 +68,6 @@ def test_an_exported_folder_answers_as_the_run_and_is_laid_out_as_peers_expect(h
     measured = json.loads((folder / "export.json").read_text())["measured"]
     assert measured["tried"][0]["agreement"] == 1
     assert measured["tried"][0]["score"]["low"] is not None
-    assert set(measured["rows_per_second"]) == {"tunesmith", "onnx"}
     card = (folder / "README.md").read_text()
     assert "| onnx |" in card
     assert "library_name: onnx\n" in card
@@ -90,8 +89,8 @@ def test_int8_export_keeps_the_labels(traced: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(traced, use_cpu=True)
     rows = rows_of_run(RunDir(traced), predictor.facts)
     assert rows.split == "validation"
-    stale = tmp_path / ".tmp-int8-999999999"  # of an export that was killed
-    stale.mkdir()
+    for name in (".tmp-int8-999999999", ".tmp-gone-int8-999999999"):  # of exports that were killed
+        (tmp_path / name).mkdir()
     done = export_model_to(traced, "onnx-int8", tmp_path / "int8", rows)
     assert done.checked.refused is None
     assert done.checked.agreement >= 0.99
@@ -169,9 +168,8 @@ def test_bad_quantization_is_refused_and_leaves_nothing(
 
     monkeypatch.setattr(export, "QUANTIZATIONS", {"planted": spoil})
     rows = rows_of_run(RunDir(traced), Predictor.load(traced, use_cpu=True).facts)
-    with pytest.raises(NumericsError, match=r"drops by 0\.\d+; --max_drop is 0\.005") as refused:
+    with pytest.raises(NumericsError, match=r"planted: \w+ drops by 0\.\d+; --max_drop is 0\.005"):
         export_model_to(traced, "onnx-int8", tmp_path / "bad", rows)
-    assert "| planted |" in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -211,15 +209,13 @@ def test_an_exported_folder_predicts_with_the_packages_of_its_requirements_alone
     code = f"""
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 assert not any(map(find_spec, ("torch", "transformers", "datasets", "pyarrow", "sklearn", "scipy", "pandas")))
 from tunesmith import Predictor
 print(" ".join(Predictor.load({str(folder)!r}).predict({TEXTS!r})))
 from tunesmith.cli.main import main
-from tunesmith.runs.folder import RunDir
 from tunesmith.inference.server import make_app
 from tunesmith.inference.service import PredictionService
-PredictionService(RunDir(Path({str(folder)!r}))).load()
+PredictionService({str(folder)!r}).load()
 code = main(["predict", {str(folder)!r}, "--input", {str(file)!r}, "--output", {str(tmp_path / "out.csv")!r}])
 sys.exit(code or main(["predict", {str(home / "run")!r}, "--text", "a"]) - 4)
 """

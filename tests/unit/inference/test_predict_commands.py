@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from read_predictions import read_predictions
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
-from tunesmith.inference.tables import read_predictions
 from tunesmith.pipeline.train import finetune
 
 

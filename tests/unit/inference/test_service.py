@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,32 +20,14 @@ from tunesmith.inference import service as service_module
 from tunesmith.inference.server import key_file, token_file
 from tunesmith.inference.service import (
     Batcher,
-    LoadedModels,
+    LiveModel,
     PredictionService,
     Texts,
-    load_run_predictor,
+    load_on_cpu,
     parse_texts,
 )
 from tunesmith.inference.tables import Prediction
 from tunesmith.runs.folder import RunDir
-
-
-@pytest.fixture
-def fake(serving: SimpleNamespace) -> Any:
-    return serving.FakeModel()
-
-
-@pytest.fixture
-def service(runs: Path, serving: SimpleNamespace, fake: Any) -> Iterator[Any]:
-    made = PredictionService(RunDir(runs / "alpha"), Batcher(LoadedModels(lambda run: fake), max_waiting=4))
-    yield from serving.serve(runs, made)
-
-
-@pytest.fixture
-def large(runs: Path, serving: SimpleNamespace, fake: Any) -> Iterator[Any]:
-    """A service whose queue is as long as in production."""
-    made = PredictionService(RunDir(runs / "alpha"), Batcher(LoadedModels(lambda run: fake)))
-    yield from serving.serve(runs, made)
 
 
 @pytest.mark.parametrize(
@@ -85,32 +64,10 @@ def test_scores_are_sorted_and_limited_to_top_k(service: Any) -> None:
     assert (status, "expects one text" in refusal["error"]) == (422, True)
 
 
-def test_a_full_queue_is_429_with_retry_after_and_nothing_accepted_is_lost(service: Any, fake: Any) -> None:
-    fake.wait.clear()
-    found: list[tuple[int, Any]] = []
-    threads = [
-        threading.Thread(target=lambda k=k: found.append(service.post("/predict", {"text": "z" * k})))
-        for k in range(1, 41)  # more than a queue and the batches under way can hold
-    ]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + 10
-    while sum(status == 429 for status, _ in found) < 5 and time.monotonic() < end:
-        time.sleep(0.02)
-    sent = service.good() | {"Content-Type": "application/json"}
-    status, headers, _ = service.ask("POST", "/predict", headers=sent, body=b'{"text": "a"}')
-    assert (status, headers["retry-after"]) == (429, "2")
-    fake.wait.set()
-    for thread in threads:
-        thread.join()
-    assert {status for status, _ in found} == {200, 429}
-    assert sum(status == 200 for status, _ in found) >= 4
-
-
 def test_ready_metrics_and_info(service: Any, runs: Path) -> None:
-    service.board.ready = False
+    service.service.ready = False
     assert service.ask("GET", "/ready")[0] == 503
-    service.board.load()
+    service.service.load()
     assert json.loads(service.ask("GET", "/ready")[2]) == {"ready": True}
     service.post("/predict", {"texts": ["a", "b"]})
     service.post("/predict", {"texts": 1})
@@ -139,22 +96,17 @@ def test_the_log_has_status_and_time_but_no_text(service: Any, caplog: pytest.Lo
     assert "secret" not in caplog.text
 
 
-def ask(batcher: Batcher, run: RunDir, *texts: str) -> list[Prediction]:
-    return asyncio.run(batcher.classify(run, Texts(texts, None)))
-
-
 def test_batches_are_counted_in_characters_and_a_long_request_does_not_hold_the_short_ones(
     runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "BATCH_CHARS", 100)
-    batcher = Batcher(LoadedModels(lambda run: fake))
-    run = RunDir(runs / "alpha")
+    batcher = Batcher(LiveModel(runs, lambda folder: fake))
     fake.wait.clear()
 
     async def together() -> None:
-        first = asyncio.create_task(batcher.classify(run, Texts(("a",), None)))
+        first = asyncio.create_task(batcher.classify(Texts(("a",), None)))
         await asyncio.sleep(0.3)  # its batch has begun
-        others = [batcher.classify(run, Texts(("x" * size,), None)) for size in (40, 40, 40, 300, 10, 90)]
+        others = [batcher.classify(Texts(("x" * size,), None)) for size in (40, 40, 40, 300, 10, 90)]
         waiting = asyncio.gather(first, *others)
         await asyncio.sleep(0.3)
         fake.wait.set()
@@ -166,36 +118,27 @@ def test_batches_are_counted_in_characters_and_a_long_request_does_not_hold_the_
     assert fake.batches == [1, 2, 1, 1, 2]
 
 
-def test_a_replaced_model_is_loaded_aside_while_the_old_one_answers(
-    runs: Path, serving: SimpleNamespace, tmp_path: Path
-) -> None:
-    run = RunDir(shutil.copytree(runs / "alpha", tmp_path / "alpha"))
-    models: list[Any] = []
+def test_replaced_model_is_loaded_while_the_old_one_answers(runs: Path) -> None:
+    folder = RunDir(runs / "alpha").model
+    loaded: list[str] = []
     gate, reloads = threading.Event(), []
 
-    def load(_: RunDir) -> Any:
-        if models:
+    def load(_: Path) -> str:
+        if loaded:
             gate.wait(20)
-        models.append(serving.FakeModel())
-        return models[-1]
+        loaded.append(f"model {len(loaded)}")
+        return loaded[-1]
 
-    batcher = Batcher(LoadedModels(load, reload_in_background=True, on_reload=reloads.append))
-
-    def ask_one() -> None:
-        assert ask(batcher, run, "abc")[0].label == "short"
-
-    ask_one()
-    facts = run.model / "tunesmith.json"
+    model = LiveModel(folder, load, on_reload=reloads.append)
+    assert model.get() == "model 0"
+    facts = folder / "tunesmith.json"
     facts.write_text(facts.read_text() + " ")
-    ask_one()
-    assert (len(models), models[0].batches) == (1, [1, 1]), "the old model answers while the new one loads"
+    assert model.get() == "model 0"
     gate.set()
     end = time.monotonic() + 10
     while not reloads and time.monotonic() < end:
         time.sleep(0.01)
-    ask_one()
-    assert (reloads, models[1].batches) == ([None], [1])
-    batcher.close()
+    assert (reloads, model.get()) == ([None], "model 1")
 
 
 def test_health_and_predict_answer_and_nothing_else_exists(service: Any) -> None:
@@ -208,8 +151,8 @@ def test_health_and_predict_answer_and_nothing_else_exists(service: Any) -> None
 
 
 def test_a_run_without_a_model_is_refused_before_anything_listens(runs: Path) -> None:
-    with pytest.raises(ConfigError, match="contains no finished model"):
-        PredictionService(RunDir(runs / "beta"))
+    with pytest.raises(ConfigError, match="not finished"):
+        PredictionService(runs / "beta")
 
 
 async def ask_once(port: int, k: int) -> tuple[int, int, Any]:
@@ -226,13 +169,15 @@ async def ask_once(port: int, k: int) -> tuple[int, int, Any]:
     return k, int(top.split(b" ")[1]), (json.loads(rest), b"retry-after" in top)
 
 
-def test_thousand_concurrent_requests_are_answered_once(large: Any) -> None:
+def test_thousand_concurrent_requests_are_answered_once(service: Any) -> None:
+    service.service.batcher._max_waiting = service_module.MAX_WAITING
+
     async def all_at_once() -> list[tuple[int, int, Any]]:
         gate = asyncio.Semaphore(600)  # sockets of this process, not of the service
 
         async def one(k: int) -> tuple[int, int, Any]:
             async with gate:
-                return await ask_once(large.port, k)
+                return await ask_once(service.port, k)
 
         return await asyncio.gather(*(one(k) for k in range(1000)))
 
@@ -262,12 +207,12 @@ TEXTS = [" ".join(["the film was", word, *["very"] * k]) for k, word in enumerat
 
 
 def test_batched_equals_unbatched(trained: RunDir) -> None:
-    predictor = load_run_predictor(trained)
+    predictor = load_on_cpu(trained.path)
     alone = np.array([predictor.probabilities([text])[0] for text in TEXTS])
-    batcher = Batcher(LoadedModels(lambda run: predictor))
+    batcher = Batcher(LiveModel(trained.path, lambda folder: predictor))
 
     async def together() -> list[list[Prediction]]:
-        return await asyncio.gather(*(batcher.classify(trained, Texts((text,), None)) for text in TEXTS))
+        return await asyncio.gather(*(batcher.classify(Texts((text,), None)) for text in TEXTS))
 
     found = np.array([shares(results)[0] for results in asyncio.run(together())])
     batcher.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from patience import patient
+from served_model import GOOD, KEY, make_sealed_run, post, send
 from tunesmith.inference.server import HEADER_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -22,17 +23,19 @@ SOCKETS = 500
 
 
 class Process:
-    """`tunesmith board` and what the kernel knows about it."""
+    """`tunesmith serve` with a loaded model, and what the kernel knows about it."""
 
-    def __init__(self, runs: Path, state: Path) -> None:
-        command = [sys.executable, "-m", "tunesmith", "board", str(runs), "--port", "0"]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=os.environ | {"XDG_STATE_HOME": str(state)}
-        )
+    def __init__(self, run: Path) -> None:
+        command = [sys.executable, "-m", "tunesmith", "serve", str(run), "--port", "0"]
+        environment = os.environ | {"TUNESMITH_SERVE_KEY": KEY}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self.process.stdout is not None
         address = next(line.strip() for line in self.process.stdout if "http://" in line)
         self.port = int(address.split(":")[2].split("/")[0])
-        self.headers = {"Authorization": f"Bearer {address.split('token=')[1]}"}
+        self.headers = {"Authorization": f"Bearer {KEY}"}
+        end = time.monotonic() + patient(60)
+        while send(self.port, post(self.port, GOOD), patient(20))[0] != 200:
+            assert time.monotonic() < end
 
     def files(self) -> int:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
@@ -41,7 +44,7 @@ class Process:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(text.split("VmRSS:")[1].split()[0]) / 1024
 
-    def ask(self, path: str = "/") -> float:
+    def ask(self, path: str = "/health") -> float:
         """Seconds until a good answer."""
         began = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
@@ -54,8 +57,8 @@ class Process:
 
 
 @pytest.fixture
-def process(runs: Path, tmp_path: Path) -> Iterator[Process]:
-    found = Process(runs, tmp_path / "state")
+def process(tmp_path: Path) -> Iterator[Process]:
+    found = Process(make_sealed_run(tmp_path / "run", 0).path)
     yield found
     found.process.terminate()
     assert found.process.wait(20) in (-15, 143)
@@ -103,7 +106,7 @@ def test_a_body_of_300_megabytes_costs_no_memory(process: Process, head: str) ->
     part = b"100000\r\n" + block + b"\r\n" if chunked else block
     with socket.create_connection(("127.0.0.1", process.port), timeout=10) as raw, suppress(OSError):
         lines = [
-            "POST /runs/alpha/classify HTTP/1.1",
+            "POST /predict HTTP/1.1",
             f"Host: 127.0.0.1:{process.port}",
             "Content-Type: application/json",
         ]

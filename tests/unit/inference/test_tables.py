@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from read_predictions import read_predictions, unescape_formula
 from tunesmith.data.read import read_source
 from tunesmith.errors import ConfigError, DataError, ResourceError
 from tunesmith.inference.tables import (
@@ -21,8 +22,7 @@ from tunesmith.inference.tables import (
     escape_formula,
     predicted_names,
     probabilities_of,
-    read_predictions,
-    unescape_formula,
+    remove_leftovers,
     write_table,
 )
 from tunesmith.labels import LabelMap, Task
@@ -146,3 +146,9 @@ def test_probabilities_follow_the_task() -> None:
     assert predicted_names(probabilities_of(np.array([[1.5]]), Task.REGRESSION), LabelMap(("s",), Task.REGRESSION)) == [
         1.5
     ]
+
+
+def test_folder_moved_aside_by_a_killed_process_is_restored(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-old-onnx-999999999").mkdir()
+    remove_leftovers(tmp_path / "onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["onnx"]

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from torch.optim import adam
 from transformers.models.bert.modeling_bert import BertModel
 
+from read_predictions import read_predictions
 from tiny_model import mood, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.data.rows import read_prediction_columns
 from tunesmith.errors import CheckpointError, DataError, ResourceError
 from tunesmith.events import Event, Note, StepDone
-from tunesmith.inference.tables import read_predictions
 from tunesmith.pipeline.results import RunResult
 from tunesmith.pipeline.train import RunObserver, finetune
 from tunesmith.report.predictions import make_predictions

@@ -10,7 +10,7 @@ const element = (name, attributes, parent) => {
 };
 
 export const show = (value) => {
-  if (value === null || value === undefined) return "not finite";
+  if (value === null || value === undefined) return "NaN";
   const size = Math.abs(value);
   if (size !== 0 && (size < 0.001 || size >= 1e7)) return value.toExponential(2);
   return size >= 1000 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(4)).toString();

@@ -1,4 +1,4 @@
-// Keeps the list of runs as the board pushes it, sorts and filters it, and counts the ticked ones.
+// The list of runs: shows what the board pushes, sorts, filters, and counts the selected runs.
 const rows = document.getElementById("rows"), pattern = document.getElementById("line").content;
 const filter = document.getElementById("filter"), kind = document.getElementById("kind"), order = document.getElementById("order"), go = document.getElementById("go");
 const live = document.getElementById("live"), count = document.getElementById("count");
@@ -17,13 +17,13 @@ const set = (parent, selector, text) => {
   if (found.textContent !== text) found.textContent = text;
 };
 
-// A long name may break behind a separator, as the server writes it.
+// A long name may break after a separator, as in the server-side template.
 const breakable = (parent, selector, text) => {
   const found = parent.querySelector(selector);
   if (found.textContent !== text) found.replaceChildren(...text.split(/(?<=[_./\\:=])/).flatMap((part, k) => (k ? [document.createElement("wbr"), part] : [part])));
 };
 
-// Numbers or texts, ascending; what is missing stands last in either direction.
+// Sort keys, ascending; missing values come last in both directions.
 const TROUBLE = ["failed", "damaged", "interrupted"], TONES = ["bad", "warn", "info", "good"];
 const KEYS = {
   when: (run) => run.place,
@@ -43,7 +43,7 @@ let turned = false;
 const arrange = () => {
   const key = KEYS[order.value], sign = turned ? -1 : 1;
   const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
-  const sorted = [...rows.children].filter((row) => row.run).sort((one, two) => {
+  const sorted = [...rows.children].sort((one, two) => {
     const a = key(one.run), b = key(two.run);
     if (a === null || b === null) return (a === null) - (b === null) || one.run.place - two.run.place;
     return sign * compare(a, b) || one.run.place - two.run.place;
@@ -72,7 +72,7 @@ const fill = (row, run) => {
   bar.value = run.step;
   set(row, ".count", number(run.step) + (run.num_steps ? " of " + number(run.num_steps) : "") + " steps");
   row.querySelector("polyline").setAttribute("points", run.spark);
-  set(row, ".loss", run.loss !== null ? "loss " + run.loss.toFixed(3) : run.step ? "loss not finite" : "");
+  set(row, ".loss", run.loss !== null ? "loss " + run.loss.toFixed(3) : run.step ? "loss is NaN" : "");
   set(row, ".value", run.score ? run.score[1].toFixed(3) : "");
   set(row, ".detail", run.score ? run.score[0].replaceAll("_", " ") : "");
   set(row, ".range", run.score && run.score[2] !== null && run.score[3] !== null ? run.score[2].toFixed(3) + " to " + run.score[3].toFixed(3) : "");
@@ -103,7 +103,7 @@ const look = () => {
   for (const row of rows.children) {
     const text = [".name", ".model", ".pill", ".tone"].map((part) => row.querySelector(part).textContent).join(" ").toLowerCase();
     const wanted = KINDS[kind.value];
-    row.hidden = !words.every((word) => text.includes(word)) || Boolean(wanted && row.run && !wanted(row.run));
+    row.hidden = !words.every((word) => text.includes(word)) || Boolean(wanted && !wanted(row.run));
     shown += row.hidden ? 0 : 1;
     set(row, ".when", ago(Number(row.querySelector(".when").dataset.time)));
   }
@@ -122,11 +122,11 @@ const connect = () => {
   source.addEventListener("open", () => { live.className = "live on"; live.textContent = "live"; });
   source.addEventListener("error", () => {
     live.className = "live off";
-    live.textContent = "the board is away";
+    live.textContent = "disconnected";
     if (source && source.readyState === EventSource.CLOSED) { source = null; setTimeout(connect, 2000); }
   });
 };
-// A browser opens six connections to one host: a hidden page gives its own back.
+// A browser opens at most six connections to a host, so a hidden page closes its own.
 document.addEventListener("visibilitychange", () => { if (document.hidden && source) { source.close(); source = null; } else connect(); });
 filter.addEventListener("input", look);
 kind.addEventListener("change", look);
@@ -136,5 +136,4 @@ for (const head of document.querySelectorAll("th[data-by]")) {
 }
 rows.addEventListener("change", look);
 setInterval(look, 20000);
-look();
 connect();

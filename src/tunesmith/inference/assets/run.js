@@ -1,7 +1,7 @@
-// One run, live: what the board pushes is drawn; the buttons ask the board.
+// One run, live: draws the state that the board pushes.
 import { Chart, show } from "/assets/chart.js";
 
-const run = document.body.dataset.run, base = "/runs/" + encodeURIComponent(run);
+const base = "/runs/" + encodeURIComponent(document.body.dataset.run);
 const at = (id) => document.getElementById(id);
 const FIRST = ["loss", "metric"];
 const charts = new Map();
@@ -55,7 +55,6 @@ const draw_findings = (list) => {
   at("findings").replaceChildren(...list.map((finding, place) => {
     const box = make("div", "verdict " + finding.kind + (place ? " second" : ""));
     const head = make("h3", "", (place ? "Also: " : "") + finding.title);
-    if (finding.confidence !== null) head.append(" ", make("span", "sure", "confidence " + Math.round(100 * finding.confidence) + "%"));
     box.append(head, make("p", "", finding.evidence.charAt(0).toUpperCase() + finding.evidence.slice(1) + "."));
     if (finding.advice.length) {
       const steps = make("ol");
@@ -65,18 +64,16 @@ const draw_findings = (list) => {
         else item.append(advice);
         steps.append(item);
       }
-      box.append(make("p", "next", "Next, in this order:"), steps);
+      box.append(make("p", "next", "What to try next, in this order:"), steps);
     }
     return box;
   }));
 };
 
 const update = (state) => {
-  const was = newest;
   newest = state;
   at("status").className = "pill " + state.status;
   at("status").textContent = state.status;
-  at("stop").hidden = state.status !== "running";
   at("problem").hidden = !state.problem;
   at("problem").textContent = state.problem || "";
   if (state.step === undefined) return;
@@ -94,67 +91,9 @@ const update = (state) => {
   at("notes").hidden = !state.notes.length;
   at("note-list").replaceChildren(...state.notes.map((note) => make("li", "", note)));
   draw_panels(state.panels);
-  // The model of a run that has just ended can be tried: the page learns of it by loading once more.
-  if (was && was.status === "running" && state.status === "finished" && !at("ask")) setTimeout(() => location.reload(), 1500);
 };
 
-const say = (text, bad) => {
-  at("said").hidden = false;
-  at("said").className = bad ? "said bad" : "said";
-  at("said").textContent = text;
-};
-
-const ask = async (path, body) => {
-  const answer = await fetch(base + path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-  const data = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(data.error || "the board answered " + answer.status);
-  return data;
-};
-
-at("stop").addEventListener("click", () => at("sure").showModal());
-at("keep").addEventListener("click", () => at("sure").close());
-at("really").addEventListener("click", async () => {
-  at("sure").close();
-  at("stop").disabled = true;
-  try {
-    const answer = await ask("/stop", {});
-    say("Asked process " + answer.pid + " to stop. It saves at the next safe point.");
-  } catch (error) { say(error.message, true); }
-  at("stop").disabled = false;
-});
 at("reset").addEventListener("click", () => zoom(null));
-
-const show_answer = (result) => {
-  const found = make("div");
-  found.append(make("p", "label", Array.isArray(result.label) ? result.label.join(", ") || "(no label)" : typeof result.label === "number" ? show(result.label) : result.label));
-  const odds = make("div", "odds");
-  for (const [name, share] of [...result.scores].sort((a, b) => b[1] - a[1]).slice(0, 12)) {
-    const bar = make("progress");
-    bar.max = 1;
-    bar.value = share;
-    bar.setAttribute("aria-label", name);
-    odds.append(make("span", "name", name), bar, make("span", "share", (100 * share).toFixed(1) + "%"));
-  }
-  found.append(odds);
-  at("answer").replaceChildren(found);
-};
-
-if (at("ask")) {
-  at("ask").addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const [text, pair] = [...at("ask").querySelectorAll("textarea")].map((box) => box.value);
-    const button = at("ask").querySelector("button");
-    button.disabled = true;
-    at("asked").textContent = "Asking the model (the first time it is loaded) …";
-    const began = performance.now();
-    try {
-      const answer = await ask("/classify", pair === undefined ? { texts: [text] } : { texts: [text], pairs: [pair] });
-      show_answer(answer.results[0]);
-      at("asked").textContent = "answered in " + ((performance.now() - began) / 1000).toFixed(2) + " s";
-    } catch (error) { at("asked").textContent = error.message; at("answer").replaceChildren(); }
-    button.disabled = false;
-  });
-}
 
 let source = null;
 const connect = () => {
@@ -165,7 +104,7 @@ const connect = () => {
   source.addEventListener("run", (event) => { good(); update(JSON.parse(event.data)); });
   source.addEventListener("error", () => {
     at("live").className = "live off";
-    at("live").textContent = "the board is away";
+    at("live").textContent = "disconnected";
     if (source && source.readyState === EventSource.CLOSED) { source = null; setTimeout(connect, 2000); }
   });
 };

@@ -1,4 +1,4 @@
-"""FAULTS rows 35 to 37 at the try-it box: what is too big, too slow, too much or poison is refused with a reason."""
+"""FAULTS rows 35 to 37: requests that are too large, too slow, too many or harmful are refused with a reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from patience import patient
 from tunesmith.inference import board, server
 
-CLASSIFY = "/runs/alpha/classify"
+PREDICT = "/predict"
 POLICY = '<meta http-equiv="Content-Security-Policy" content="default-src &#39;none&#39;">'
 
 
@@ -40,24 +40,24 @@ POLICY = '<meta http-equiv="Content-Security-Policy" content="default-src &#39;n
     ],
 )
 def test_a_bad_body_is_refused_with_a_reason_and_the_next_good_one_is_answered(
-    steady, body: bytes, status: int, word: str
+    service, body: bytes, status: int, word: str
 ) -> None:
-    headers = steady.good() | {"Content-Type": "application/json"}
-    got, _, answer = steady.ask("POST", CLASSIFY, headers=headers, body=body)
+    headers = service.good() | {"Content-Type": "application/json"}
+    got, _, answer = service.ask("POST", PREDICT, headers=headers, body=body)
     assert got == status, answer
     assert word in json.loads(answer)["error"]
-    assert steady.post(CLASSIFY, {"texts": ["fine"]})[0] == 200
+    assert service.post(PREDICT, {"texts": ["fine"]})[0] == 200
 
 
 @pytest.mark.parametrize("more", [{"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}])
-def test_another_kind_of_body_is_refused(steady, more: dict[str, str]) -> None:
-    assert steady.post(CLASSIFY, {"texts": ["a"]}, **more)[0] == 415
+def test_another_kind_of_body_is_refused(service, more: dict[str, str]) -> None:
+    assert service.post(PREDICT, {"texts": ["a"]}, **more)[0] == 415
 
 
-def raw_post(served, head: list[str], parts: list[bytes], pause: float = 0.0) -> bytes:
-    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw:
-        good = [f"{k}: {v}" for k, v in served.good().items()]
-        lines = [f"POST {CLASSIFY} HTTP/1.1", *good, "Content-Type: application/json", *head, "", ""]
+def raw_post(service, head: list[str], parts: list[bytes], pause: float = 0.0) -> bytes:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as raw:
+        good = [f"{k}: {v}" for k, v in service.good().items()]
+        lines = [f"POST {PREDICT} HTTP/1.1", *good, "Content-Type: application/json", *head, "", ""]
         raw.sendall("\r\n".join(lines).encode())
         answer = b""
         try:
@@ -73,22 +73,22 @@ def raw_post(served, head: list[str], parts: list[bytes], pause: float = 0.0) ->
         return answer
 
 
-def test_a_promise_of_300_megabytes_is_refused_before_any_byte_of_it(steady) -> None:
-    assert raw_post(steady, ["Content-Length: 300000000"], []).startswith(b"HTTP/1.1 413")
-    assert raw_post(steady, ["Content-Length: " + "9" * 30], [])[:12] in (b"HTTP/1.1 413", b"HTTP/1.1 400")
+def test_a_promise_of_300_megabytes_is_refused_before_any_byte_of_it(service) -> None:
+    assert raw_post(service, ["Content-Length: 300000000"], []).startswith(b"HTTP/1.1 413")
+    assert raw_post(service, ["Content-Length: " + "9" * 30], [])[:12] in (b"HTTP/1.1 413", b"HTTP/1.1 400")
 
 
-def test_a_chunked_body_is_counted_while_it_arrives(served) -> None:
+def test_a_chunked_body_is_counted_while_it_arrives(service) -> None:
     chunk = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
-    answer = raw_post(served, ["Transfer-Encoding: chunked"], [chunk] * 40)
+    answer = raw_post(service, ["Transfer-Encoding: chunked"], [chunk] * 40)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 413")  # reset, when the client was still sending
-    assert served.post(CLASSIFY, {"texts": ["fine"]})[0] == 200
+    assert service.post(PREDICT, {"texts": ["fine"]})[0] == 200
 
 
-def test_a_body_that_comes_drop_by_drop_has_a_total_deadline(served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_comes_drop_by_drop_has_a_total_deadline(service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BODY_SECONDS", 0.5)
     began = time.monotonic()
-    answer = raw_post(served, ["Content-Length: 1000"], [b" "] * 8, pause=0.1)
+    answer = raw_post(service, ["Content-Length: 1000"], [b" "] * 8, pause=0.1)
     assert answer.startswith(b"HTTP/1.1 408")
     assert time.monotonic() - began < patient(5)
 
@@ -116,17 +116,17 @@ def test_an_answer_that_nobody_reads_does_not_keep_a_connection(
     assert (got >= size) == (patience > 5), "dropped after half a second, answered in full before thirty"
 
 
-def test_more_than_can_wait_gets_429_and_every_other_request_its_own_answer(served) -> None:
-    served.model.wait.clear()
+def test_more_than_can_wait_gets_429_and_every_other_request_its_own_answer(service) -> None:
+    service.model.wait.clear()
     answers: dict[int, tuple[int, object]] = {}
 
     def ask(k: int) -> None:
-        answers[k] = served.post(CLASSIFY, {"texts": ["x" * k]})
+        answers[k] = service.post(PREDICT, {"texts": ["x" * k]})
 
     with ThreadPoolExecutor(40) as pool:
         jobs = [pool.submit(ask, k) for k in range(1, 41)]
         wait_until(lambda: len(answers) > 20)  # refused; the model holds one batch and the queue eight
-        served.model.wait.set()
+        service.model.wait.set()
         for job in jobs:
             job.result(timeout=20)
     assert {status for status, _ in answers.values()} == {200, 429}
@@ -136,22 +136,22 @@ def test_more_than_can_wait_gets_429_and_every_other_request_its_own_answer(serv
             assert dict(answer["results"][0]["scores"])["long"] == pytest.approx(k / 100)
         else:
             assert "waiting" in answer["error"]
-    assert max(served.model.batches) > 1, "waiting requests were not taken together"
-    assert served.post(CLASSIFY, {"texts": ["a"]})[0] == 200
+    assert max(service.model.batches) > 1, "waiting requests were not taken together"
+    assert service.post(PREDICT, {"texts": ["a"]})[0] == 200
 
 
-def test_one_poisonous_text_does_not_spoil_the_others_of_its_batch(served) -> None:
-    served.model.wait.clear()
+def test_one_poisonous_text_does_not_spoil_the_others_of_its_batch(service) -> None:
+    service.model.wait.clear()
     answers: dict[str, int] = {}
 
     def ask(text: str) -> None:
-        answers[text] = served.post(CLASSIFY, {"texts": [text]})[0]
+        answers[text] = service.post(PREDICT, {"texts": [text]})[0]
 
     threads = [threading.Thread(target=ask, args=(text,)) for text in ("first", "a", "panic", "b")]
     for thread in threads:
         thread.start()
         time.sleep(0.1)
-    served.model.wait.set()
+    service.model.wait.set()
     for thread in threads:
         thread.join(20)
     assert answers == {"first": 200, "a": 200, "panic": 422, "b": 200}
