@@ -194,8 +194,7 @@ def test_batches_give_what_one_call_gives_and_are_forgotten_afterwards(task):
         suite.add_batch(predictions=p[start : start + 8], references=y[start : start + 8])
     assert suite.compute() == once
     assert set(suite.compute().values()) == {None}
-    for row, truth in zip(p[:-2], y[:-2], strict=True):
-        suite.add(prediction=row, reference=truth)
+    suite.add_batch(predictions=p[:-2], references=y[:-2])
     assert suite.compute(predictions=p[-2:], references=y[-2:]) == once
 
 
