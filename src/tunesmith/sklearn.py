@@ -282,7 +282,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def _fit(self, X: Any, column: list[Any], unsupported: dict[str, Any], **options: Any) -> Self:
-        for name in unsupported:
+        for name in [name for name, value in unsupported.items() if value is not None]:
             fix = "To weight classes, pass options={'class_weights': 'balanced'}." if name == "sample_weight" else ""
             raise TypeError(f"{type(self).__name__}.fit doesn't support {name}. {fix}".rstrip())
         columns = text_columns_of(X)

@@ -182,7 +182,7 @@ def test_random_state_object_and_numpy_parameters_are_accepted(settings: dict[st
     [
         (lambda: TextClassifier(num_epochs=3), "has no parameter 'num_epochs'. Did you mean 'num_train_epochs'?"),
         (lambda: TextClassifier(lr=3), "Did you mean 'learning_rate'?"),
-        (lambda: TextRegressor(class_weights="balanced"), r"Pass options=\{'class_weights': \.\.\.\}"),
+        (lambda: TextClassifier(class_weight="balanced"), r"Pass options=\{'class_weights': \.\.\.\}"),
         (
             lambda: TextClassifier().fit(TEXTS, NAMES, sample_weight=[1] * 24),
             "support sample_weight. To weight classes",
@@ -193,6 +193,16 @@ def test_random_state_object_and_numpy_parameters_are_accepted(settings: dict[st
 def test_unknown_parameter_is_refused_with_the_alternative(use: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         use()
+
+
+def test_many_classes_train_without_warnings_and_hold_out_a_tenth(settings: dict[str, Any]) -> None:
+    texts = [f"{TEXTS[k % 24]} {k}" for k in range(400)]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model = TextClassifier(**settings).fit(texts, [f"class {k % 200}" for k in range(400)], sample_weight=None)
+    assert [str(one.message) for one in seen if "sklearn" in one.filename] == []
+    assert model.run_.scores["validation"]["accuracy"].n == 40
+    assert len(model.classes_) == 200
 
 
 def test_a_saved_estimator_gives_the_same_answers_and_holds_no_pickle(fitted: TextClassifier, tmp_path: Path) -> None:

@@ -117,10 +117,7 @@ def _check_folds(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_best(config: RunConfig) -> Iterator[Problem]:
-    several = "," in (config.model_name_or_path or "")
     if config.recipe != "best":
-        if several:
-            yield "model_name_or_path", "names several models", "Name one, or add --recipe best"
         return
     if config.time_budget is None:
         yield "recipe", "best needs a time_budget", "Add --time_budget 20m, for example"

@@ -1,14 +1,12 @@
 """How much time, memory and disk a run will need, measured on a few of its real steps.
 
-`tunesmith plan` trains a small part of the run in a temporary folder; `tunesmith train` prints one line after its first steps.
+`tunesmith plan` trains a small part of the run in a temporary folder.
 """
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,15 @@ import numpy.typing as npt
 from tunesmith.config.options import RunConfig
 from tunesmith.events import Evaluated, Event, Saved, StepDone
 from tunesmith.pipeline.inputs import RunData
-from tunesmith.pipeline.train import PAIR_STAGE, Log, RunEnding, RunObserver, train_run
+from tunesmith.pipeline.train import (
+    PAIR_STAGE,
+    TIMED_STEPS,
+    WARM_STEPS,
+    RunEnding,
+    RunObserver,
+    peak_bytes,
+    train_run,
+)
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 
@@ -27,14 +33,11 @@ if TYPE_CHECKING:
     from tunesmith.pipeline.prepare import Prepared
 
 SHORT_RUN = 0.2
-WARM_STEPS, TIMED_STEPS = 3, 10
 GPU_WARM_STEPS, GPU_STEPS = 32, 96
 """The first steps are slower (kernels are compiled) and not timed."""
 PAIR_STEPS = 30
 """Steps of a pair warm-up that are timed."""
 EVALUATED_EXAMPLES = {"cpu": 256, "cuda": 2_048}
-ANNOUNCED_STEPS = 40
-"""A shorter run is over before its forecast is worth a line."""
 
 
 @dataclass(frozen=True)
@@ -160,40 +163,6 @@ def _spread(sizes: npt.NDArray[Any], wanted: int) -> npt.NDArray[np.int64]:
     """Positions of this many sizes, evenly spread from the largest to the smallest; ascending."""
     order = np.argsort(-sizes, kind="stable")
     return np.sort(order[np.unique(np.linspace(0, len(order) - 1, min(len(order), wanted)).round().astype(np.int64))])
-
-
-def announce_plan(prepared: Prepared, log: Log) -> Callable[[Event], None]:
-    """A listener that reports once, after the first steps, how long the run will take."""
-    timed: list[StepDone] = []
-    plan, batches = prepared.plan, prepared.batches
-
-    def on(event: Event) -> None:
-        if not isinstance(event, StepDone) or plan.num_steps < ANNOUNCED_STEPS or len(timed) >= TIMED_STEPS:
-            return
-        if event.step > max(WARM_STEPS, plan.read_back_every):
-            timed.append(event)
-        if len(timed) < TIMED_STEPS:
-            return
-        tokens = float(batches.rows.lengths.sum()) / batches.steps_in_epoch(0) / batches.world
-        seconds = sum(s.seconds for s in timed) / max(sum(s.tokens for s in timed), 1) * tokens * plan.num_steps
-        took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-        took = took if seconds < 7200 else f"{seconds / 3600:.1f} h"
-        weights = sum(p.numel() * p.element_size() for p in prepared.state.model.parameters())
-        log(
-            f"Plan: {plan.num_steps:,} steps take about {took}; peak memory so far {peak_bytes(prepared) / 1e6:,.0f} MB; "
-            f"about {5 * weights / 1e6:,.0f} MB on disk while it trains."
-        )
-
-    return on
-
-
-def peak_bytes(prepared: Prepared) -> int:
-    """The peak memory so far: of the device if there is one, else of this process."""
-    if prepared.runtime.device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @dataclass

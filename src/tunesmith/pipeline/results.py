@@ -360,7 +360,6 @@ SHOWN_OPTION_NAMES = """
     learning_rate lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps num_train_epochs
     max_steps weight_decay max_grad_norm label_smoothing_factor adversarial class_weights seed
 """
-SHOWN_LABELS = 8
 
 
 def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int | None) -> str:
@@ -425,27 +424,12 @@ def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[
 
 
 def _data_table(prepared: Prepared) -> list[str]:
-    lines = ["| split | rows | labels | tokens: median, longest | truncated rows |", "|---|---|---|---|---|"]
+    lines = ["| split | rows | tokens: median, longest | truncated rows |", "|---|---|---|---|"]
     for split, tokenized in prepared.tokenized.items():
         lengths = tokenized.rows.lengths
         tokens = f"{np.median(lengths):.0f}, {lengths.max()}" if len(lengths) else ""
-        shares = _escape(_shares(prepared, split))
-        lines.append(f"| {split} | {len(lengths):,} | {shares} | {tokens} | {tokenized.truncated.rows_cut:,} |")
+        lines.append(f"| {split} | {len(lengths):,} | {tokens} | {tokenized.truncated.rows_cut:,} |")
     return lines
-
-
-def _shares(prepared: Prepared, split: str) -> str:
-    """Shares of the most frequent labels, or the range of a regression."""
-    labels, names = prepared.rows(split).labels, prepared.bundle.labels.names
-    if labels is None:
-        return "none"
-    if prepared.bundle.labels.task is Task.REGRESSION:
-        known = labels[np.isfinite(labels)]
-        return f"{known.min():g} to {known.max():g}, mean {known.mean():.3g}" if len(known) else "none"
-    shares = labels.mean(axis=0) if labels.ndim == 2 else np.array([(labels == i).mean() for i in range(len(names))])
-    order = np.argsort(-shares, kind="stable")[:SHOWN_LABELS]
-    more = f" and {len(names) - SHOWN_LABELS} more" if len(names) > SHOWN_LABELS else ""
-    return ", ".join(f"{names[i]} {shares[i]:.1%}" for i in order) + more
 
 
 def _escape(text: str) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -29,7 +30,7 @@ from tunesmith.config.load import load_config
 from tunesmith.config.options import RunConfig, dump_config, to_dict
 from tunesmith.config.validate import DATA_SOURCES
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
-from tunesmith.events import Event, RunEnded, RunStarted
+from tunesmith.events import Event, RunEnded, RunStarted, StepDone
 from tunesmith.files import write_file
 from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.runs.event_log import read_journal
@@ -170,13 +171,12 @@ def complete_config(
 def _make_writer(run: RunDir, prepared: Prepared, observer: RunObserver) -> RunWriter:
     """Return the writer of event log and checkpoints; on rank 0 it passes events to the observer and to trackers."""
     from tunesmith.inference.model_folder import describe_model
-    from tunesmith.pipeline.plan import announce_plan
     from tunesmith.training.run_writer import RunWriter
 
     config, plan, state = prepared.config, prepared.plan, prepared.state
     listeners: list[Callable[[Event], None]] = []
     if prepared.runtime.is_main:
-        listeners = [*observer.listeners, announce_plan(prepared, observer.log)]
+        listeners = [*observer.listeners, _announce_plan(prepared, observer.log)]
         names = [name for name in config.report_to if name != "none"]
         if names:
             from tunesmith.pipeline.trackers import make_trackers
@@ -193,6 +193,46 @@ def _make_writer(run: RunDir, prepared: Prepared, observer: RunObserver) -> RunW
         allow_changed=config.allow_changed_data,
         listeners=listeners,
     )
+
+
+WARM_STEPS, TIMED_STEPS = 3, 10
+"""The first steps are slower and not timed."""
+ANNOUNCED_STEPS = 40
+"""A shorter run is over before its forecast is worth a line."""
+
+
+def _announce_plan(prepared: Prepared, log: Log) -> Callable[[Event], None]:
+    """A listener that reports once, after the first steps, how long the run will take."""
+    timed: list[StepDone] = []
+    plan, batches = prepared.plan, prepared.batches
+
+    def on(event: Event) -> None:
+        if not isinstance(event, StepDone) or plan.num_steps < ANNOUNCED_STEPS or len(timed) >= TIMED_STEPS:
+            return
+        if event.step > max(WARM_STEPS, plan.read_back_every):
+            timed.append(event)
+        if len(timed) < TIMED_STEPS:
+            return
+        tokens = float(batches.rows.lengths.sum()) / batches.steps_in_epoch(0) / batches.world
+        seconds = sum(s.seconds for s in timed) / max(sum(s.tokens for s in timed), 1) * tokens * plan.num_steps
+        took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+        took = took if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        weights = sum(p.numel() * p.element_size() for p in prepared.state.model.parameters())
+        log(
+            f"Plan: {plan.num_steps:,} steps take about {took}; peak memory so far {peak_bytes(prepared) / 1e6:,.0f} MB; "
+            f"about {5 * weights / 1e6:,.0f} MB on disk while it trains."
+        )
+
+    return on
+
+
+def peak_bytes(prepared: Prepared) -> int:
+    """The peak memory so far: of the device if there is one, else of this process."""
+    if prepared.runtime.device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _begin(run: RunDir, prepared: Prepared, writer: RunWriter) -> None:

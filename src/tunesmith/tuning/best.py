@@ -1,7 +1,7 @@
 """`--recipe best --time_budget 20m`: the best model that can be trained within a time budget.
 
 1. The `auto` recipe is trained on the first of three folds. Its speed shows what else fits into the budget.
-2. Variants are trained on the same fold: other base models, adversarial training, a longer pair warm-up, another pooling.
+2. Variants are trained on the same fold: adversarial training, a longer pair warm-up, another pooling.
 3. The best variants are trained on the other folds. A paired test on the held-out examples chooses one.
 4. A temperature and thresholds are fitted to the held-out examples. The chosen variant is trained on all examples, in the run
    folder itself. Only this last run reads the test examples.
@@ -43,7 +43,6 @@ from tunesmith.metrics.calibration import (
 from tunesmith.metrics.intervals import Array, Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.table import greater_is_better, make_suite
-from tunesmith.models.files import resolve_model
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.folds import held_out_rows
 from tunesmith.pipeline.inputs import read_run_data
@@ -147,8 +146,6 @@ def run_best(config: RunConfig, observer: RunObserver, data: Mapping[str, Any] |
     if config.recipe != "best" or config.time_budget is None:
         raise ConfigError("--recipe best requires --time_budget", fix="Add, for example, --time_budget 20m.")
     budget = read_duration(config.time_budget)
-    bases: list[str | None] = [name.strip() for name in (config.model_name_or_path or "").split(",") if name.strip()]
-    bases = bases or [None]
     options, result = config.run_folder / BEST_OPTIONS, config.run_folder / BEST_RESULT
     if options.is_file() and not result.is_file():  # an unfinished run, perhaps with a finished model
         config = replace(config, output_dir=str(config.run_folder))
@@ -157,9 +154,8 @@ def run_best(config: RunConfig, observer: RunObserver, data: Mapping[str, Any] |
         if note is not None:
             observer.log(note)
     run = RunDir(config.run_folder)
-    first = replace(config, model_name_or_path=bases[0])
-    require_own_folder(run, {name: getattr(first, name) for name in INPUTS}, cache=config.cache_dir)
-    best = BestSearch(replace(first, output_dir=str(run.path)), bases, tables, observer)
+    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
+    best = BestSearch(replace(config, output_dir=str(run.path)), tables, observer)
     make_folder(run.path)
     options = run.path / BEST_OPTIONS
     with RunLock(options.with_name(".lock")):
@@ -192,31 +188,24 @@ def _require_same_options(config: RunConfig, file: Path) -> None:
 class BestSearch:
     """Trains variants on folds, chooses one, and trains it on all examples."""
 
-    def __init__(
-        self, config: RunConfig, bases: Sequence[str | None], tables: Mapping[str, Any], observer: RunObserver
-    ) -> None:
+    def __init__(self, config: RunConfig, tables: Mapping[str, Any], observer: RunObserver) -> None:
         self.config, self.observer, self.tables = config, observer, tables
-        self.base_names = bases
         self.folder = config.run_folder / BEST_OPTIONS.parent
         self.inputs, sizes = self._read_inputs()
         self.rows, self.test_rows = sizes["train"], sizes.get("test", 0)
         held_out = any(split.startswith("validation") for split in sizes)
         self.folds: tuple[int | None, ...] = (None,) if held_out else tuple(range(1, FOLDS + 1))
-        self.auto = Variant("auto", {} if len(bases) == 1 else {"model_name_or_path": bases[0]})
+        self.auto = Variant("auto")
         self.tried: list[Variant] = []
         self.finalists: list[Variant] = []
         self.warmed_up = False
         """Whether the current trial had a pair warm-up."""
 
     def _read_inputs(self) -> tuple[dict[str, str], dict[str, int]]:
-        """Return the identity of data and base models, and the number of examples by split."""
+        """Return the identity of data and base model, and the number of examples by split."""
         options = replace(self.config, validation_split_fraction=0.0)
         data = read_run_data(options, self.tables, self.observer.progress)
-        others = [
-            resolve_model(name, cache_dir=self.config.cache_dir, allow_download=self.config.allow_download)
-            for name in self.base_names[1:]
-        ]
-        return inputs_identity(data, *others), {split: len(rows) for split, rows in data.bundle.splits.items()}
+        return inputs_identity(data), {split: len(rows) for split, rows in data.bundle.splits.items()}
 
     def open_record(self, clock: Clock) -> None:
         """Read how earlier trials ended. The folder must be locked."""
@@ -283,12 +272,7 @@ class BestSearch:
         clock.reserve = max(clock.left(), 0.0) / 2  # half of the time is for the final model until the speed is known
         if self.trial(self.auto, first).state != "done":
             return
-        self.finalists = [self.auto]
-        clock.reserve = self.final_seconds(self.auto)
-        for number, base in enumerate(self.base_names[1:], 2):
-            self.trial(Variant(f"base-{number}", {"model_name_or_path": base}), first)
-        lead = max(self._done(), key=self._score)
-        lead = replace(lead, settled=self.settled(lead))
+        lead = replace(self.auto, settled=self.settled(self.auto))
         self.finalists = [lead]
         clock.reserve = self.final_seconds(lead)
         for variant in variations(lead, self.config):
@@ -326,9 +310,8 @@ class BestSearch:
         return [one for one in self.tried if self.done_folds(one)]
 
     def _first_outcome(self, variant: Variant) -> Outcome:
-        """Return how the variant ended on the first fold, or the variant that it is derived from."""
-        same = self.finalists[0] if self.finalists else self.auto
-        found = self.outcome(variant, self.folds[0]) or self.outcome(same, self.folds[0])
+        """Return how the variant ended on the first fold, or `auto` if it was not trained yet."""
+        found = self.outcome(variant, self.folds[0]) or self.outcome(self.auto, self.folds[0])
         assert found is not None
         return found
 
@@ -575,7 +558,7 @@ def variations(lead: Variant, config: RunConfig) -> Iterator[Variant]:
         tried.append({"pooling": "first" if lead.settled["pooling"] == "mean" else "mean"})
     for number, options in enumerate(tried, 1):
         if options:
-            yield Variant(f"{lead.name}-{number}", {**lead.options, **options}, lead.settled, "pooling" not in options)
+            yield Variant(f"{lead.name}-{number}", options, lead.settled, expected="pooling" not in options)
 
 
 def _read_result(run: RunDir) -> RunResult:
@@ -741,11 +724,7 @@ def choose_variant(search: BestSearch) -> Choice:
     positive = rows.names[1] if rows.task is Task.BINARY and len(rows.names) == 2 else None
     names, glue = search.config.metric_name, search.config.task_name
     suite = make_suite(rows.task, names=names, glue_task=glue, scores="probabilities", positive_name=positive)
-    gain = None
-    if chosen.name != "auto":
-        auto = held.get("auto") or read_held_out([search.path(search.auto, search.folds[0])])
-        n = len(auto.gold)
-        gain = compare_held_out(auto, replace(rows, logits=rows.logits[:n], gold=rows.gold[:n]), metric)
+    gain = None if chosen.name == "auto" else compare_held_out(held["auto"], rows, metric)
     temperature = fit_temperature(rows.logits, rows.gold, rows.task)
     calibrated = rows if temperature is None else replace(rows, logits=rows.logits / temperature.value)
     moved = None

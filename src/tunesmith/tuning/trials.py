@@ -87,13 +87,11 @@ def damaged(file: Path, problem: str) -> CheckpointError:
     return CheckpointError(problem, where=str(file), fix="Restore the file, or use a new --output_dir.")
 
 
-def inputs_identity(data: RunData, *others: Path) -> dict[str, str]:
-    """Return what all trials must have in common: the examples of each split, and the files of the base models."""
+def inputs_identity(data: RunData) -> dict[str, str]:
+    """Return what all trials must have in common: the examples of each split, and the files of the base model."""
     found = {f"the {split} data": mark for split, mark in data.bundle.split_fingerprints.items()}
-    for number, folder in enumerate((data.folder, *others), 1):
-        name = "the base model" if number == 1 else f"base model {number}"
-        files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern) if file.is_file()})
-        found[name] = " ".join(f"{file.name}:{known_hash(file)[:16]}" for file in files)
+    files = sorted({file for pattern in MODEL_FILES for file in data.folder.glob(pattern) if file.is_file()})
+    found["the base model"] = " ".join(f"{file.name}:{known_hash(file)[:16]}" for file in files)
     return found
 
 

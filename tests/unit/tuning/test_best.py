@@ -34,20 +34,18 @@ from tunesmith.tuning.trials import Clock
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two base models, rows that a tiny model can learn, and test rows."""
+    """A base model, rows that a tiny model can learn, and test rows."""
     folder = tmp_path_factory.mktemp("best")
     save_tiny_bert(folder / "a")
-    save_tiny_bert(folder / "b", hidden_size=16)
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(72)]
     write_csv(folder / "rows.csv", rows[:48])
     write_csv(folder / "test.csv", rows[48:])
     return folder
 
 
-def words(home: Path, output: Path, *more: str, model: str = "a", budget: str = "1h") -> list[str]:
+def words(home: Path, output: Path, *more: str, budget: str = "1h") -> list[str]:
     """The command with few steps; what is given leaves adversarial steps to be tried."""
-    models = ",".join(str(home / name) for name in model.split(","))
-    given = {"train_file": home / "rows.csv", "test_file": home / "test.csv", "model_name_or_path": models}
+    given = {"train_file": home / "rows.csv", "test_file": home / "test.csv", "model_name_or_path": home / "a"}
     given |= {"cache_dir": home / "cache", "output_dir": output, "max_steps": 8, "learning_rate": 3e-3}
     given |= {"pooling": "pooler", "per_device_train_batch_size": 8, "time_budget": budget, "recipe": "best"}
     flags = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
@@ -165,17 +163,6 @@ def test_given_validation_rows_take_the_place_of_folds(home: Path, tmp_path: Pat
     assert found["applied_temperature"] == (found["temperature"] or {"value": 1.0})["value"], (
         "one model, one number of rows"
     )
-
-
-def test_several_base_models_are_tried_and_the_best_is_deployed(home: Path, tmp_path: Path) -> None:
-    assert main(words(home, tmp_path / "run", model="a,b")) == 0
-    runs = {name: run for one in table(tmp_path / "run")["tried"] for name, run in one["runs"].items()}
-    assert {"auto-fold-1", "base-2-fold-1"} <= set(runs)
-    scores = {name: runs[f"{name}-fold-1"]["score"] or -1.0 for name in ("auto", "base-2")}
-    lead = max(scores, key=lambda name: scores[name])
-    assert f"{lead}-fold-2" in runs
-    with pytest.raises(ConfigError, match="names several models"):
-        load_config(None, {"train_file": "x.csv", "model_name_or_path": "a,b"})
 
 
 def test_budget_for_auto_only_is_announced_and_gives_the_auto_result(
