@@ -1,6 +1,6 @@
 """Time per training step of our Trainer and transformers' on the CPU: all-MiniLM-L6-v2, MRPC, both in one process.
 
-    .venv/bin/python bench/trainer_cpu.py [--scripts unmodified siamese] [--batch 8 32] [--rounds 2] [--steps 6]
+    .venv/bin/python bench/trainer_cpu.py [--quick] [--scripts unmodified siamese] [--batch 8 32] [--output FILE.json]
 
 Each row is a script with one change that people make. The Trainers take turns, each with a fresh model; the first steps of a turn
 are not counted. Prints the median per step and the ratio of medians, in wall-clock time and in processor time (other processes
@@ -14,6 +14,7 @@ import logging
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,19 @@ import transformers
 from datasets import Dataset, load_dataset
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    PrinterCallback,
+    TrainerCallback,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 import tunesmith
+from common import write_record
 from tunesmith import find_embedded
 
 WARM_UP = 3
@@ -56,6 +67,25 @@ class Siamese(Pooled):
         first, second = self.embed(input_ids, attention_mask), self.embed(other_ids, other_mask)
         scores = 20 * functional.normalize(first) @ functional.normalize(second).T
         return {"loss": functional.cross_entropy(scores, torch.arange(len(scores))), "logits": scores}
+
+
+class Contrastive(Pooled):
+    """The same rows twice, with different dropout, and in-batch negatives."""
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None) -> Any:
+        first, second = self.embed(input_ids, attention_mask), self.embed(input_ids, attention_mask)
+        scores = 20 * functional.normalize(first) @ functional.normalize(second).T
+        return {"loss": functional.cross_entropy(scores, torch.arange(len(scores))), "logits": scores}
+
+
+class Images(torch.utils.data.Dataset[Any]):
+    """Random pixels."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> Any:
+        return {"pixel_values": torch.full((3, 64, 64), index / 1000), "labels": index % 2}
 
 
 class Weighted:
@@ -102,20 +132,41 @@ class Scripts:
     def indexed(self) -> Dataset:
         return self.rows.train_test_split(0.1, seed=0)["train"]
 
-    def make(self, script: str) -> tuple[Any, Any, Any, tuple[type, ...]]:
-        """Return (model, dataset, collator, base classes)."""
-        if script == "unmodified":
-            return self.classifier(), self.rows, None, ()
-        if script == "collator and class weights":
-            return self.classifier(), self.rows, self.collate, (Weighted,)
-        if script == "indexed dataset":
-            return self.classifier(), self.indexed(), None, ()
-        if script == "custom model":
-            return Pooled(self.folder), self.rows, None, ()
-        return Siamese(self.folder), self.sentences, self.collate_pairs, ()
+    def vision(self) -> Any:
+        sizes = {"hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 3, "intermediate_size": 768}
+        return ViTForImageClassification(ViTConfig(**sizes, image_size=64, patch_size=8))
+
+    def make(self, script: str) -> Script:
+        if script in ("class weights, collator", "class weights, accumulation"):
+            steps = 2 if script.endswith("accumulation") else 1
+            return Script(self.classifier(), self.rows, self.collate, (Weighted,), accumulation=steps)
+        if script == "siamese":
+            return Script(Siamese(self.folder), self.sentences, self.collate_pairs)
+        if script == "max_length":
+            collator = DataCollatorWithPadding(self.tokenizer, padding="max_length", max_length=128)
+            return Script(self.classifier(), self.rows, collator)
+        if script == "images":
+            return Script(self.vision(), Images())
+        models = {"mean pooling": Pooled, "in-batch contrastive": Contrastive}
+        model = models[script](self.folder) if script in models else self.classifier()
+        return Script(model, self.indexed() if script == "indexed dataset" else self.rows)
 
 
-NAMES = ("unmodified", "collator and class weights", "indexed dataset", "custom model", "siamese")
+@dataclass
+class Script:
+    """One change of a script."""
+
+    model: Any
+    rows: Any
+    collator: Any = None
+    bases: tuple[type, ...] = ()
+    accumulation: int = 1
+
+
+NAMES = (
+    "unmodified", "class weights, collator", "class weights, accumulation", "indexed dataset", "max_length", "mean pooling",
+    "siamese", "in-batch contrastive", "images",
+)  # fmt: skip
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
@@ -130,16 +181,17 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
 def take_turn(scripts: Scripts, script: str, kind: Any, batch: int, steps: int) -> list[tuple[float, ...]]:
     """Return (seconds, processor seconds) of each step that counts."""
-    model, rows, collator, bases = scripts.make(script)
+    made = scripts.make(script)
     clock = Clock()
     with tempfile.TemporaryDirectory() as output:
         arguments = transformers.TrainingArguments(
             output, max_steps=WARM_UP + steps, per_device_train_batch_size=batch, use_cpu=True, save_strategy="no",
             report_to="none", disable_tqdm=True, logging_steps=10**6, remove_unused_columns=script != "siamese",
+            gradient_accumulation_steps=made.accumulation,
         )  # fmt: skip
-        trainer = type("Script", (*bases, kind), {})(
-            model, arguments, train_dataset=rows, processing_class=scripts.tokenizer, data_collator=collator,
-            callbacks=[clock],
+        trainer = type("Script", (*made.bases, kind), {})(
+            made.model, arguments, train_dataset=made.rows, data_collator=made.collator, callbacks=[clock],
+            processing_class=None if script == "images" else scripts.tokenizer,
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -150,10 +202,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scripts", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 32])
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 4 steps")
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared/data/mrpc/train.parquet")
     options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.steps = 2, 4
+    results: list[dict[str, Any]] = []
     logging.getLogger("transformers").setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
     scripts = Scripts(str(find_embedded()), options.data)
@@ -165,8 +222,16 @@ def main() -> None:
                 for kind, found in seen.items():
                     found += take_turn(scripts, script, kind, batch, options.steps)
             theirs, ours = ([1e3 * statistics.median(t[i] for t in found) for i in (0, 1)] for found in seen.values())
-            ratios = f"{theirs[0] / ours[0]:>8.2f}x{theirs[1] / ours[1]:>12.2f}x"
-            print(f"{script:<28}{batch:>6}{theirs[0]:>19.1f}{ours[0]:>16.1f}{ratios}", flush=True)
+            wall, processor = (round(a / b, 2) for a, b in zip(theirs, ours, strict=True))
+            print(f"{script:<28}{batch:>6}{theirs[0]:>19.1f}{ours[0]:>16.1f}{wall:>8}x{processor:>12}x", flush=True)
+            row = {
+                "script": script,
+                "batch": batch,
+                "transformers_ms": round(theirs[0], 1),
+                "tunesmith_ms": round(ours[0], 1),
+            }
+            results.append({**row, "speedup": wall, "speedup_by_cpu_time": processor})
+    write_record(options.output, device="cpu", results=results)
 
 
 if __name__ == "__main__":

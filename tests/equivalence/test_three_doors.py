@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tiny_model import save_tiny_bert, sentences, write_csv
-from tunesmith import Trainer, TrainingArguments, finetune, load_metric, lr_at, train_events
+from tunesmith import finetune, load_metric, lr_at, train_events
 from tunesmith.cli.main import main
 from tunesmith.data.batches import Batches, Padding, TokenRows
 from tunesmith.events import StepDone
@@ -117,24 +117,6 @@ def by_hand(place: Path) -> Outcome:
             optimizer.zero_grad()
             losses.append(total.item())
     return Outcome(losses, dict(model.state_dict()))
-
-
-def by_trainer(place: Path, folder: Path) -> Outcome:
-    from datasets import Dataset
-    from transformers import AutoTokenizer, DataCollatorWithPadding
-
-    arguments = TrainingArguments(
-        str(folder), **OPTIONS, use_cpu=True, report_to="none", disable_tqdm=True, logging_steps=1, save_strategy="no"
-    )
-    trainer = Trainer(
-        load(place),
-        arguments,
-        train_dataset=Dataset.from_dict(encoded(place)),
-        data_collator=DataCollatorWithPadding(AutoTokenizer.from_pretrained(place / "model")),
-    )
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return Outcome(losses, dict(trainer.model.state_dict()))
 
 
 def of_run(folder: Path) -> Outcome:

@@ -14,6 +14,7 @@ from sampling import crossed
 from trainer_toys import (
     Accuracy,
     PretrainedRegression,
+    Recorder,
     RegressionConfig,
     RegressionDataset,
     Stream,
@@ -61,6 +62,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no clipping": {"max_grad_norm": 0.0, "logging_steps": 3},
     "much clipping": {"max_grad_norm": 0.05, "logging_steps": 3},
     "results moved now and then": {"eval_accumulation_steps": 2, "eval_strategy": "epoch"},
+    "fp16, which a CPU doesn't have": {"fp16": True, "logging_steps": 3},
     "losses only": {"prediction_loss_only": True, "eval_strategy": "epoch"},
     "sgd": {"optim": "sgd", "optim_args": "momentum=0.9", "logging_steps": 4},
     "adafactor": {"optim": "adafactor", "logging_steps": 4},
@@ -83,7 +85,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def make(kind: Any, folder: Path, *, model: Any = None, data: Any = None, held: Any = None, **options: Any) -> Any:
     """A trainer of either kind over toy rows in one order."""
-    callbacks = options.pop("callbacks", None)
+    callbacks = [*options.pop("callbacks", []), Recorder()]
     defaults = {"train_sampling_strategy": "sequential", "save_strategy": "steps"}
     trainer = kind(
         PretrainedRegression(RegressionConfig()) if model is None else model,
@@ -111,6 +113,7 @@ def seen(trainer: Any, folder: Path, output: Any = None) -> dict[str, Any]:
     return {
         "state": plain(dataclasses.asdict(trainer.state), folder),
         "output": plain(output._asdict(), folder) if output is not None else None,
+        "events": next(c.events for c in trainer.callback_handler.callbacks if isinstance(c, Recorder)),
         "folders": sorted(p.name for p in folder.glob("checkpoint-*")),
         "weights": [p.item() for p in trainer.model.parameters()],
     }
@@ -190,29 +193,23 @@ def test_early_stopping_ends_at_the_same_step_with_the_same_best_model(tmp_path:
     assert side_by_side(tmp_path, run)["state"]["global_step"] < 80
 
 
-class Watcher(TrainerCallback):  # type: ignore[misc]
-    """Notes what a callback is told and can see, at every event."""
+class Asking(TrainerCallback):  # type: ignore[misc]
+    """Sets control flags at odd moments."""
 
-    def __init__(self) -> None:
-        self.notes: list[Any] = []
-
-
-def _note(event: str) -> Any:
-    def call(self: Watcher, args: Any, state: Any, control: Any, **given: Any) -> None:
-        note = [event, sorted(given), state.global_step, state.epoch, state.max_steps, state.num_train_epochs]
-        note += [sorted(given.get("logs") or given.get("metrics") or {})]
-        if event == "on_pre_optimizer_step":
-            note += [p.grad.item() for p in given["model"].parameters()]
-        if event == "on_optimizer_step":
-            note += [g["lr"] for g in given["optimizer"].param_groups]
-        self.notes.append(note)
-
-    return call
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_log = state.global_step in (2, 5)
+        control.should_evaluate = state.global_step == 4
+        control.should_save = state.global_step == 5
+        control.should_epoch_stop = state.global_step == 6
+        control.should_training_stop = state.global_step == 11
 
 
-for _event in dir(TrainerCallback):
-    if _event.startswith("on_"):
-        setattr(Watcher, _event, _note(_event))
+def test_control_flags_set_by_a_callback_do_the_same(tmp_path: Path) -> None:
+    def run(kind: Any, folder: Path) -> Any:
+        trainer = make(kind, folder, callbacks=[Asking()], num_train_epochs=3, logging_steps=100)
+        return seen(trainer, folder, trainer.train())
+
+    assert side_by_side(tmp_path, run)["state"]["global_step"] == 11
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ def own_collator(features: list[Any]) -> Any:
     return {**out, "labels": torch.tensor([f["label"] for f in features])}
 
 
+def with_labels(of: Any) -> Any:
+    return arrow(40).map(lambda row: {"labels": of(row["label"])}, remove_columns=["label"])
+
+
 SCRIPTS: dict[str, dict[str, Any]] = {
     "unmodified": {},
     "class weights": {"mixin": Weighted},
@@ -98,6 +102,11 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "max_length": {"data_collator": DataCollatorWithPadding(tokenizer(), padding="max_length", max_length=40)},
     "accumulation": {"train_sampling_strategy": "sequential", "gradient_accumulation_steps": 2},
     "label smoothing": {"label_smoothing_factor": 0.1},
+    "regression": {"model": partial(bert, num_labels=1), "train_dataset": with_labels(float)},
+    "multi-label": {
+        "model": partial(bert, num_labels=3, problem_type="multi_label_classification"),
+        "train_dataset": with_labels(lambda label: [float(label), 1.0, 0.0]),
+    },
     "compute_loss_func": {
         "compute_loss_func": lambda out, y, num_items_in_batch: functional.cross_entropy(out.logits, y)
     },
@@ -108,11 +117,13 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 def test_packed_script_equals_transformers(script: str, tmp_path: Path) -> None:
     options = dict(SCRIPTS[script])
     mixins = [options.pop("mixin")] if "mixin" in options else []
+    model = options.pop("model", bert)
     seen = []
     for kind in BOTH:
-        trainer = make(type("Own", (*mixins, kind), {"__module__": kind.__module__}), tmp_path, **options)
+        trainer = make(type("Own", (*mixins, kind), {"__module__": kind.__module__}), tmp_path, model(), **options)
         trainer.train()
-        seen.append((losses(trainer), trainer.predict(arrow(15, seed=2)).predictions, trainer))
+        rows = options.get("train_dataset", arrow(15, seed=2))
+        seen.append((losses(trainer), trainer.predict(rows).predictions, trainer))
     assert seen[1][2]._packed.on == ("packing", "first-token-only last layer")
     assert seen[1][0] == pytest.approx(seen[0][0], abs=2e-5)
     assert np.allclose(seen[1][1], seen[0][1], atol=1e-4)

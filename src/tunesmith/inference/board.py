@@ -424,9 +424,7 @@ def spark_points(losses: tuple[float, ...]) -> str:
 def with_title(finding: Finding) -> dict[str, object]:
     """Return a finding as the page of a run shows it."""
     kind, title = tone_and_title(finding)
-    unsure = finding.doubt or finding.code == "not_enough_evidence"
-    shown = {"numbers": {}, "kind": kind, "title": title + finding.doubt}
-    return finding.to_json() | shown | ({"confidence": None} if unsure else {})
+    return finding.to_json() | {"numbers": {}, "kind": kind, "title": title + finding.doubt}
 
 
 def is_running(run: RunDir) -> bool:

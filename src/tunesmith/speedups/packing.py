@@ -327,11 +327,11 @@ def _mask(there: NDArray[np.bool_], queries: int, window: int | None) -> torch.T
     return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf) if bool(hidden.any()) else None
 
 
-def too_far(queries: int, keys: int, window: int | None) -> torch.Tensor | None:
+def too_far(queries: int, keys: int, window: int | None, device: Any = None) -> torch.Tensor | None:
     """bool (queries, keys): further apart than `window`. None if nothing is."""
     if window is None or keys - 1 <= window:
         return None
-    places = torch.arange(keys)
+    places = torch.arange(keys, device=device)
     return (places[:queries, None] - places).abs() > window
 
 
@@ -516,19 +516,14 @@ NAME = "tunesmith"
 """The name under which transformers knows this attention."""
 
 
-def register() -> None:
-    """Make the attention known to transformers. Padded batches still work: they take the way of `sdpa`."""
+def use_registered_attention(model: nn.Module) -> Callable[[], None]:
+    """Let `model` attend through `attend`; padded batches take the way of `sdpa`. Returns a function that undoes it."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     AttentionInterface.register(NAME, attend)
     # A packed batch carries no attention_mask, for which the sdpa mask function answers None.
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-
-
-def use_registered_attention(model: nn.Module) -> Callable[[], None]:
-    """Let `model` attend through `attend`. Returns a function that undoes it."""
-    register()
     config: Any = model.config
     before, config._attn_implementation = config._attn_implementation, NAME
 
@@ -579,23 +574,17 @@ def attend_packed(
 
     With `window` a token sees those at most so far from it.
     """
-    return _method_for(q)(q, k, v, layout, scale, dropout, first_only, binding(window, layout))
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    window = binding(window, layout)
+    if q.device.type == "cpu":
+        return attend_on_cpu(q, k, v, layout, scale, dropout, first_only, window)
+    method = _attend_by_flash if half and q.is_cuda and q.shape[-1] % 8 == 0 else attend_by_padding
+    return method(q, k, v, layout, scale, dropout, first_only, window)
 
 
 def binding(window: int | None, layout: Layout) -> int | None:
     """The window where it hides a token from another; None where the rows are too short for that."""
     return None if window is None or window >= layout.longest - 1 else window
-
-
-Method = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float, float, bool, "int | None"], torch.Tensor]
-
-
-def _method_for(q: torch.Tensor) -> Method:
-    """The fastest exact method for these tensors."""
-    if q.device.type == "cpu":
-        return attend_on_cpu
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    return _attend_by_flash if half and q.device.type == "cuda" and q.shape[-1] % 8 == 0 else attend_by_padding
 
 
 def _attend_by_flash(
@@ -629,8 +618,9 @@ def attend_by_padding(
     values, _ = spread_rows(v, layout)
     queries = q.unsqueeze(2) if first_only else spread_rows(q, layout)[0]
     mask = inside[:, None, None, :].expand(-1, 1, queries.shape[2], -1)
-    if window is not None:
-        mask = mask & _near(queries.shape[2], layout.longest, window, q.device)
+    far = too_far(queries.shape[2], layout.longest, window, q.device)
+    if far is not None:
+        mask = mask & ~far
     out = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale)
     out = _in_fixed_order(out)
     return out.squeeze(2) if first_only else gather_rows(out, layout, q.shape[0])
@@ -643,12 +633,6 @@ def _in_fixed_order(out: torch.Tensor) -> torch.Tensor:
     from tunesmith.speedups.determinism import order_gradient
 
     return order_gradient(out)
-
-
-def _near(queries: int, keys: int, window: int, device: torch.device) -> torch.Tensor:
-    """bool (queries, keys): at most `window` apart."""
-    places = torch.arange(keys, device=device)
-    return (places[:queries, None] - places).abs() <= window
 
 
 class Undoable:

@@ -1,14 +1,13 @@
 """The identity of a Trainer's run: a resume compares it with the checkpoint's before the first step.
 
-Data, model, tokenizer and arguments that change the weights must be equal. Code, library versions and evaluation data may
-differ, and are reported.
+Data, model, tokenizer and arguments that change the weights must be equal. Library versions and evaluation data may differ,
+and are reported. The script's own code is not compared.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 import platform
 import re
@@ -16,7 +15,6 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -40,9 +38,6 @@ REPORTED = ("num_train_epochs", "max_steps", "metric_for_best_model", "greater_i
 """Arguments that a script may change to train longer or to evaluate differently; a change, also of `BATCH`, is reported."""
 IDLE_CONFIG = ("architectures", "dtype", "torch_dtype", "transformers_version", "problem_type", "id2label", "label2id")
 """Entries of a model's config that change by loading, saving or the first batch; labels are compared separately."""
-OVERRIDES = ("compute_loss", "training_step", "get_train_dataloader", "create_optimizer", "create_scheduler")
-LIBRARIES = ("torch", "transformers", "datasets", "builtins", "tunesmith")
-"""Packages whose code is compared by version."""
 DEEPEST = 8
 
 
@@ -59,27 +54,16 @@ def trainer_identity(trainer: Any, dataset: Any, model: str, run_id: str) -> Ide
     }
     labels = getattr(getattr(trainer.model, "config", None), "id2label", None) or {}
     names = {"names": [str(labels[k]) for k in sorted(labels)]}
-    return Identity(run_id, data, config, names, {**package_versions(), **_reported(trainer, dataset)})
+    return Identity(run_id, data, config, names, {**package_versions(), **_reported(trainer)})
 
 
-def _reported(trainer: Any, dataset: Any) -> dict[str, str | None]:
-    """Return what may differ but is reported: length, evaluation, device and code."""
-    code = {
-        "the collator": trainer.data_collator,
-        "compute_loss_func": trainer.compute_loss_func,
-        "compute_metrics": trainer.compute_metrics,
-        "the dataset": getattr(type(dataset), "__getitem__", getattr(type(dataset), "__iter__", None)),
-        "the dataset's transform": (getattr(dataset, "format", None) or {}).get("format_kwargs", {}).get("transform"),
-        **{name: getattr(trainer, name) for name in OVERRIDES},
-    }
-    marks = {f"the code of {name}": content_hash_of(text) for name, value in code.items() if (text := code_of(value))}
+def _reported(trainer: Any) -> dict[str, str | None]:
+    """Return what may differ but is reported: length, evaluation and device."""
+    marks = {name: str(getattr(trainer.args, name)) for name in REPORTED}
     if str(getattr(trainer.args.eval_strategy, "value", trainer.args.eval_strategy)) != "no":
         marks["the evaluation data"] = content_hash_of(content_of(trainer.eval_dataset))
-    reported = {name: str(getattr(trainer.args, name)) for name in REPORTED}
-    reported[BATCH] = (
-        f"{trainer._train_batch_size * trainer.args.gradient_accumulation_steps * trainer.args.world_size}"
-    )
-    return {**reported, **marks, "device": trainer.args.device.type, "python": platform.python_version()}
+    marks[BATCH] = f"{trainer._train_batch_size * trainer.args.gradient_accumulation_steps * trainer.args.world_size}"
+    return {**marks, "device": trainer.args.device.type, "python": platform.python_version()}
 
 
 def model_mark(model: Any) -> str:
@@ -256,26 +240,3 @@ def settings_of(value: Any) -> str:
 def _simple(values: Any) -> str:
     kinds = (str, int, float, bool, type(None), Enum)
     return repr([v for v in values if not isinstance(v, tuple) or isinstance(v[-1], kinds)])
-
-
-def code_of(value: Any) -> str:
-    """Return the compiled code of a function, or of a callable object's `__call__`; empty for code of a library."""
-    function = value
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not hasattr(function, "__code__"):
-        function = vars(type(function)).get("__call__")
-    function = getattr(function, "__func__", function)
-    module = str(getattr(function, "__module__", "")).split(".")[0]
-    if module in LIBRARIES or not hasattr(function, "__code__"):
-        return ""
-    known = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
-    held = [(k, v) for k, v in sorted(known.items()) if isinstance(v, (str, int, float, type(None)))]
-    return f"{_code_text(function.__code__)} {_simple([('', v) for v in function.__defaults__ or ()])} {held}"
-
-
-def _code_text(code: CodeType) -> str:
-    consts = [
-        _code_text(c) if isinstance(c, CodeType) else re.sub(r" at 0x[0-9a-f]+", "", repr(c)) for c in code.co_consts
-    ]
-    return f"{code.co_code.hex()} {consts} {code.co_names}"

@@ -32,11 +32,9 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 from torch.utils.data import RandomSampler, SequentialSampler
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import has_length
-from transformers.utils import can_return_loss, find_labels
 
 from tunesmith.errors import (
     CheckpointError,
@@ -118,8 +116,6 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "include_inputs_for_metrics": ("include_for_metrics", ["inputs"]),
 }
 """Old switches -> the option and value that True stands for."""
-MOVED = ("dispatch_batches", "split_batches")
-"""Old options that are values of `accelerator_config` now."""
 
 
 class TrainingArguments(transformers.TrainingArguments):  # type: ignore[misc]
@@ -137,7 +133,6 @@ def modern_names(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options under their current names; an unknown name raises a ConfigError that suggests the nearest."""
     known = {f.name for f in dataclasses.fields(transformers.TrainingArguments) if f.init}
     out: dict[str, Any] = {}
-    moved: dict[str, Any] = {}
     for name, value in options.items():
         if name in known:
             out[name] = value
@@ -152,20 +147,12 @@ def modern_names(options: dict[str, Any]) -> dict[str, Any]:
             new, switched = SWITCHES[name]
             log.warning("%s is called %s=%r now", name, new, switched)
             out |= {new: switched} if value else {}
-        elif name in MOVED:
-            log.warning("%s is part of accelerator_config now", name)
-            moved[name] = value
         elif name in DROPPED:
             log.warning("%s is not needed: %s", name, DROPPED[name])
         else:
-            names = tuple(sorted(known | RENAMED.keys() | DROPPED.keys() | set(MOVED)))
+            names = tuple(sorted(known | RENAMED.keys() | DROPPED.keys()))
             raise ConfigError(f"TrainingArguments has no {name!r}", fix=did_you_mean(name, names))
-    config = out.get("accelerator_config") or {}
-    if moved and not isinstance(config, dict):
-        raise ConfigError(
-            f"{', '.join(moved)} and accelerator_config are both set", fix="Set it in accelerator_config only."
-        )
-    return {**out, "accelerator_config": {**config, **moved}} if moved else out
+    return out
 
 
 class EpochLengthSampler(LengthGroupedSampler):  # type: ignore[misc]
@@ -235,12 +222,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def _validate_args(self) -> None:
         super()._validate_args()
-        kind = type(self.model)
-        if kind.__name__ in MODEL_MAPPING_NAMES.values() and not find_labels(kind) and not can_return_loss(kind):
-            raise ConfigError(
-                f"The model you have picked ({kind.__name__}) cannot be used as is for training: it only computes hidden states",
-                fix="Use one with a head, such as AutoModelForSequenceClassification.",
-            )
         args, wanted = self.args, self.args.metric_for_best_model
         if args.fp16 and args.device.type == "cpu":
             log.warning("fp16=True has no effect on a CPU: training runs in float32.")

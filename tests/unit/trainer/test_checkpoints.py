@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from trainer_toys import (
@@ -276,90 +275,6 @@ def test_a_checkpoint_of_transformers_is_refused_with_what_to_do(tmp_path: Path)
     (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"not written by tunesmith.*from_pretrained"):
         make(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3])
-def test_save_total_limit_keeps_the_newest_and_the_best(tmp_path: Path, limit: int) -> None:
-    class Best(Trainer):
-        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-            metrics = super().evaluate(*args, **kwargs)
-            return {**metrics, "eval_made_up": float(self.state.global_step == 4)}
-
-    trainer = make(
-        tmp_path,
-        kind=Best,
-        eval_strategy="steps",
-        eval_steps=2,
-        save_steps=2,
-        save_total_limit=limit,
-        metric_for_best_model="made_up",
-        load_best_model_at_end=True,
-    )
-    trainer.train()
-    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")
-    steps = sorted(int(p.name.split("-")[1]) for p in tmp_path.glob("checkpoint-*"))
-    assert steps == {1: [4], 2: [4, 12], 3: [4, 10, 12]}[limit]
-
-
-def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
-    trainer = make(
-        tmp_path,
-        model=PretrainedRegression(RegressionConfig(a=1.5, b=2.5)),
-        learning_rate=0.6,
-        eval_strategy="steps",
-        eval_steps=1,
-        load_best_model_at_end=True,
-        lr_scheduler_type="constant",
-    )
-    trainer.train()
-    losses = {e["step"]: e["eval_loss"] for e in trainer.state.log_history if "eval_loss" in e}
-    best = min(losses, key=losses.__getitem__)
-    assert best != 12, "the last step must not be the best for this test to mean anything"
-    assert trainer.state.best_metric == losses[best]
-    assert trainer.state.best_global_step == best
-    stored = PretrainedRegression.from_pretrained(tmp_path / f"checkpoint-{best}")
-    assert torch.equal(stored.a, trainer.model.a)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(losses[best])
-
-
-def test_early_stopping_counters_survive_a_resume(tmp_path: Path) -> None:
-    class Worse(Trainer):
-        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-            metrics = super().evaluate(*args, **kwargs)
-            metrics["eval_made_up"] = float(self.state.global_step)
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-            return metrics
-
-    options: dict[str, Any] = {
-        "kind": Worse,
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "metric_for_best_model": "made_up",
-        "greater_is_better": False,
-        "load_best_model_at_end": True,
-    }
-    whole = make(tmp_path / "whole", callbacks=[EarlyStoppingCallback(4)], **options)
-    whole.train()
-    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "again" / "checkpoint-2")
-    again = make(tmp_path / "again", callbacks=[EarlyStoppingCallback(4)], **options)
-    again.train(resume_from_checkpoint=True)
-    assert whole.state.global_step == again.state.global_step < 12
-
-
-def test_restoring_callbacks_brings_back_their_arguments_when_asked(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "save_steps": 2,
-        "load_best_model_at_end": True,
-    }
-    make(tmp_path, callbacks=[EarlyStoppingCallback(5, 0.2)], max_steps=2, **options).train()
-    trainer = make(
-        tmp_path, callbacks=[EarlyStoppingCallback()], restore_callback_states_from_checkpoint=True, **options
-    )
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    callback = next(c for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback))
-    assert (callback.early_stopping_patience, callback.early_stopping_threshold) == (5, 0.2)
 
 
 def test_a_checkpoint_of_the_weights_alone_loads_but_does_not_resume(tmp_path: Path) -> None:

@@ -60,26 +60,6 @@ def test_rows_sorted_by_length_come_back_in_order(tmp_path: Path) -> None:
     assert np.allclose(output.predictions, single.predict(data).predictions, atol=1e-5)
 
 
-def test_a_dict_of_evaluation_sets_gives_each_its_own_keys(tmp_path: Path) -> None:
-    sets = {"near": RegressionDataset(length=8, seed=1), "far": RegressionDataset(length=9, seed=2)}
-    trainer = make(tmp_path, eval_dataset=sets, compute_metrics=Accuracy())
-    results = trainer.evaluate()
-    assert {"eval_near_loss", "eval_far_loss", "eval_near_accuracy"} <= set(results)
-    assert "test_near_loss" in trainer.evaluate(sets, metric_key_prefix="test")
-    run = make(
-        tmp_path,
-        eval_dataset=sets,
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        num_train_epochs=2,
-        metric_for_best_model="far_loss",
-        load_best_model_at_end=True,
-    )
-    run.train_dataset = RegressionDataset()
-    run.train()
-    assert run.state.best_metric == min(e["eval_far_loss"] for e in run.state.log_history if "eval_far_loss" in e)
-
-
 def test_rows_without_labels_and_streams_can_be_predicted(tmp_path: Path) -> None:
     data = RegressionDataset(length=11, seed=2)
     bare = [{"input_x": row["input_x"]} for row in data]  # type: ignore[attr-defined]

@@ -10,9 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
-from torch import nn
 from transformers import TrainerCallback, TrainerState
 from transformers.optimization import Adafactor, AdafactorSchedule
 from transformers.trainer_callback import ExportableState
@@ -165,34 +162,6 @@ def test_the_control_that_ended_a_run_can_be_read_from_its_checkpoint(tmp_path: 
     trainer.state = TrainerState.load_from_json(str(tmp_path / "checkpoint-2" / "trainer_state.json"))
     trainer._load_callback_state()
     assert trainer.control.should_training_stop
-
-
-class Growing(nn.Module):
-    """Notes every row it sees in a buffer that grows, and takes one of any length from a checkpoint."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-        self.register_buffer("seen", torch.empty(0))
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, **more: Any) -> Any:
-        self.seen = state_dict["seen"].clone()
-        return super().load_state_dict(state_dict, strict, **more)
-
-    def forward(self, input_x: torch.Tensor, labels: torch.Tensor) -> Any:
-        self.seen = torch.cat([self.seen, input_x])
-        y = input_x * self.weight
-        return nn.functional.mse_loss(y, labels), y
-
-
-def test_a_buffer_that_grows_is_restored_and_shows_the_same_rows_in_another_folder(tmp_path: Path) -> None:
-    options = {"per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 1, "optim": "sgd"}
-    data = RegressionDataset(length=10)
-    make(tmp_path / "1", model=Growing(), data=data, **options).train()
-    make(tmp_path / "2", model=Growing(), data=data, **options).train(str(tmp_path / "1" / "checkpoint-6"))
-    whole, resumed = (load_file(tmp_path / f / "checkpoint-15" / "model.safetensors")["seen"] for f in "12")
-    assert len(whole) == 30
-    assert torch.equal(whole, resumed)
 
 
 def test_a_resume_leaves_the_state_of_the_whole_run(tmp_path: Path) -> None:

@@ -6,16 +6,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import TrainerCallback
 
-from conftest import tiny_bert, token_lists
-from trainer_toys import Accuracy, Recorder, Regression, RegressionDataset, Stream, arguments
+from trainer_toys import Accuracy, Regression, RegressionDataset, arguments
 from tunesmith import Trainer
-from tunesmith.errors import ConfigError, NumericsError
+from tunesmith.errors import NumericsError
 from tunesmith.events import RunEnded
 from tunesmith.runs.event_log import read_journal
 
@@ -74,36 +71,6 @@ def test_accumulation_equals_the_large_batch(tmp_path: Path) -> None:
     assert small.model.a.item() == pytest.approx(large.model.a.item(), abs=1e-6)
 
 
-def test_stream_is_read_again_until_max_steps(tmp_path: Path) -> None:
-    recorder = Recorder()
-    trainer = make(tmp_path / "1", data=Stream(24), max_steps=8, callbacks=[recorder])
-    assert trainer.train().global_step == 8
-    assert recorder.events.count("on_epoch_begin") == 3
-
-
-def test_a_users_train_loader_sampler_and_collator_are_used(tmp_path: Path) -> None:
-    seen: list[int] = []
-
-    class Own(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(self.train_dataset, batch_size=16, collate_fn=self.data_collator)
-
-    class OwnSampler(Trainer):
-        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return torch.utils.data.SequentialSampler(self.train_dataset)
-
-    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        seen.append(len(rows))
-        return {n: torch.tensor(np.array([r[n] for r in rows])) for n in rows[0]}
-
-    assert make(tmp_path / "1", kind=Own, num_train_epochs=1, data_collator=collate).train().global_step == 4
-    assert seen == [16] * 4
-    own, plain = make(tmp_path / "2", kind=OwnSampler), make(tmp_path / "3", train_sampling_strategy="sequential")
-    own.train()
-    plain.train()
-    assert torch.equal(own.model.a, plain.model.a)
-
-
 def test_training_step_may_be_wrapped_or_replaced(tmp_path: Path) -> None:
     calls: list[Any] = []
 
@@ -159,58 +126,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_the_weights_stay(tmp_path: 
     assert [e.reason for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, RunEnded)] == ["NumericsError"]
 
 
-def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
-    class Half(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.line = torch.nn.Linear(1, 1)
-
-        def forward(self, input_x: torch.Tensor, labels: Any = None) -> Any:
-            kinds.add(self.line(input_x[:, None]).dtype)
-            y = self.line(input_x[:, None])[:, 0].float()
-            return (y,) if labels is None else (torch.nn.functional.mse_loss(y, labels), y)
-
-    kinds: set[Any] = set()
-    make(tmp_path, model=Half(), bf16=True, max_steps=2).train()
-    assert kinds == {torch.bfloat16}
-
-
-def test_group_by_length_trains_on_every_row(tmp_path: Path) -> None:
-    data = token_lists(200)
-    rows = [{n: c[i] for n, c in data.items()} for i in range(200)]
-    widths: list[int] = []
-
-    def collate(batch: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        width = max(len(r["input_ids"]) for r in batch)
-        widths.append(width - min(len(r["input_ids"]) for r in batch))
-        ids = [r["input_ids"] + [0] * (width - len(r["input_ids"])) for r in batch]
-        return {"input_ids": torch.tensor(ids), "labels": torch.tensor([r["labels"] for r in batch])}
-
-    options: dict[str, Any] = {"model": tiny_bert(), "data": rows, "num_train_epochs": 1, "data_collator": collate}
-    make(tmp_path / "1", train_sampling_strategy="group_by_length", **options).train()
-    grouped = sum(widths)
-    widths.clear()
-    make(tmp_path / "2", **options).train()
-    assert grouped < sum(widths)
-
-
-def test_neftune_gradient_checkpointing_and_determinism_are_taken(tmp_path: Path) -> None:
-    data = token_lists(16, longest=6)
-    rows = [
-        {"input_ids": (r + [0] * 8)[:8], "labels": y} for r, y in zip(data["input_ids"], data["labels"], strict=True)
-    ]
-    plain = make(tmp_path / "1", model=tiny_bert(), data=rows, max_steps=2)
-    plain.train()
-    noisy = make(tmp_path / "2", model=tiny_bert(), data=rows, max_steps=2, neftune_noise_alpha=5.0)
-    noisy.train()
-    saved = make(tmp_path / "3", model=tiny_bert(), data=rows, max_steps=2, gradient_checkpointing=True)
-    saved.train()
-    first = [next(iter(t.model.parameters())) for t in (plain, noisy, saved)]
-    assert not torch.equal(first[0], first[1])
-    assert torch.allclose(first[0], first[2], atol=1e-6)
-    assert not noisy.model.get_input_embeddings()._forward_hooks
-
-
 def test_training_step_may_be_called_by_hand_before_any_run(tmp_path: Path) -> None:
     trainer = make(tmp_path)
     inputs = {"input_x": torch.tensor([1.0, 2.0]), "labels": torch.tensor([1.0, 3.0])}
@@ -235,27 +150,3 @@ def test_log_level_lets_the_start_of_the_run_be_seen(tmp_path: Path) -> None:
         logging.set_verbosity(before)
     assert "Running training" in seen.out
     assert "Running training" not in quiet.out
-
-
-def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"BertModel.*cannot be used as is.*AutoModelForSequenceClassification"):
-        Trainer(tiny_bert().bert, arguments(tmp_path))
-
-
-class OutOfMemory(TrainerCallback):
-    """Runs out of memory after a step, while batches are large."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.train_batch_size >= 8:
-            raise RuntimeError("CUDA out of memory.")
-
-
-def test_memory_that_runs_out_in_a_callback_begins_the_run_again_with_smaller_batches(tmp_path: Path) -> None:
-    options = {"auto_find_batch_size": True, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    trainer = make(tmp_path, callbacks=[OutOfMemory()], **options)
-    trainer.train()
-    assert trainer._train_batch_size == trainer.state.train_batch_size == 7
-    assert trainer.state.global_step == 2
-    again = make(tmp_path, **{**options, "max_steps": 4})
-    again.train(resume_from_checkpoint=True)
-    assert (again._train_batch_size, again.state.global_step) == (7, 4)
