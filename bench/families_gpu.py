@@ -13,13 +13,15 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
+import tunesmith
 from common import arrow_rows, collator, describe_run, engine_rows
+from scripts_gpu import time_steps
 
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 DEBERTA = {
@@ -52,22 +54,10 @@ def make_model(shape: str) -> Any:
         return AutoModelForSequenceClassification.from_config(AutoConfig.for_model(kind, num_labels=2, **sizes))
 
 
-def time_steps(trainer_class: Any, bf16: bool, shape: str, rows: Any, batch: int) -> float:
+def train_some(trainer_class: Any, bf16: bool, shape: str, rows: Any, batch: int) -> float:
     """Train some steps with a new model and return the milliseconds per step after the warm-up."""
-    import transformers
-
     ours = trainer_class is not transformers.Trainer
     skip, steps = (CAPTURE_STEPS, 64) if ours else (4, 16)
-
-    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
-        seconds = began = 0.0
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step in (skip, skip + steps):
-                torch.cuda.synchronize()
-                self.began, self.seconds = time.perf_counter(), time.perf_counter() - self.began
-
-    clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             folder,
@@ -79,12 +69,9 @@ def time_steps(trainer_class: Any, bf16: bool, shape: str, rows: Any, batch: int
             disable_tqdm=True,
             logging_steps=10**6,
         )
-        trainer = trainer_class(
-            make_model(shape), arguments, train_dataset=rows, data_collator=collator(), callbacks=[clock]
-        )
+        trainer = trainer_class(make_model(shape), arguments, train_dataset=rows, data_collator=collator())
         trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
-    return 1e3 * clock.seconds / steps
+        return float(time_steps(trainer, skip)["ms"])
 
 
 def main() -> None:
@@ -95,10 +82,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    import transformers
-
-    import tunesmith
-
     transformers.utils.logging.set_verbosity_error()
     kinds = {
         "ours": (tunesmith.Trainer, True),
@@ -112,7 +95,7 @@ def main() -> None:
             times: dict[str, list[float]] = {name: [] for name in kinds}
             for _ in range(args.rounds):
                 for name, (trainer_class, bf16) in kinds.items():
-                    times[name].append(time_steps(trainer_class, bf16, shape, rows, batch))
+                    times[name].append(train_some(trainer_class, bf16, shape, rows, batch))
             found = {name: statistics.median(some) for name, some in times.items()}
             ratio = min(found["trainer_bf16"], found["trainer_fp32"]) / found["ours"]
             cells = "  ".join(f"{name} {ms:7.2f} ms" for name, ms in found.items())

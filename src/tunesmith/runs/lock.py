@@ -129,10 +129,9 @@ def is_lock(file: Path) -> bool:
     descriptor = open_lock(file)
     if descriptor is None:
         return False
-    try:
-        return noted_holder(descriptor) is not None
-    finally:
-        os.close(descriptor)
+    holder = noted_holder(descriptor)
+    os.close(descriptor)
+    return holder is not None
 
 
 def open_lock(file: Path) -> int | None:
@@ -148,10 +147,9 @@ def read_holder(file: Path) -> str | None:
     descriptor = open_lock(file)
     if descriptor is None:
         return None
-    try:
-        return str(noted_holder(descriptor) or "another process") if is_held(descriptor) else None
-    finally:
-        os.close(descriptor)
+    holder = str(noted_holder(descriptor) or "another process") if is_held(descriptor) else None
+    os.close(descriptor)
+    return holder
 
 
 def is_held(descriptor: int) -> bool:

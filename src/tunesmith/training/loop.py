@@ -1,6 +1,6 @@
-"""THE engine: a generator of events. Forward, backward, clip, optimizer, schedule, zero; evaluate when due; a safe point.
+"""The training loop, as a generator of events: step after step, evaluations when they are due, a safe point after each step.
 
-Ranks compare their plans before the first step: a difference between them would split the run without a word.
+Ranks compare their plans before the first step, because different plans would train different models without an error.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def train_events(
     evaluate: Evaluate | None = None,
     wants_read_back: Callable[[int], bool] = lambda step: False,
 ) -> Iterator[Event]:
-    """Trains from `state.step` to the end of the plan. After a `break` the state is complete as of the last event."""
+    """Train from `state.step` to the end of the plan. After a `break` the state is complete up to the last event."""
     require_one_plan(state, batches, plan)
-    require_own_epochs(batches, plan, state.step)
+    require_same_epochs(batches, plan, state.step)
     state.planned_steps = plan.num_steps - state.step
     pending: list[StepResult] = []
     clock, empty = StepClock(), 0
@@ -113,30 +113,30 @@ def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began
 
 
 class StepClock:
-    """The time that steps take: windows, passes, updates and reads; not what is done with their events."""
+    """The time that steps take, without the time that the caller spends on their events."""
 
     def __init__(self) -> None:
         self._spent, self._since = 0.0, time.perf_counter()
 
     def pause(self) -> None:
-        """Others are at work from now on."""
+        """Stop the clock before an event is yielded."""
         self._spent += time.perf_counter() - self._since
 
     def resume(self) -> None:
-        """The steps are at work again."""
+        """Start the clock again."""
         self._since = time.perf_counter()
 
     def take(self) -> float:
-        """The seconds since the last call; the clock is paused after it."""
+        """Return the seconds since the last call, and stop the clock."""
         self.pause()
         spent, self._spent = self._spent, 0.0
         return spent
 
 
 def _read_back(state: TrainState, plan: Plan, pending: list[StepResult], clock: StepClock) -> Iterator[Event]:
-    """The numbers of the steps since the last read, in order: the one place where the host waits for the device.
+    """Yield the numbers of the steps since the last read, in order. Only here does the host wait for the device.
 
-    The device works on them one behind the other while the host is ahead, so each gets an equal share of the time.
+    The device computes them one after the other while the host is ahead, so each gets an equal share of the time.
     """
     read = torch.stack([result.numbers for result in pending]).tolist()
     seconds = clock.take() / len(pending)
@@ -161,9 +161,9 @@ def _read_back(state: TrainState, plan: Plan, pending: list[StepResult], clock: 
 
 
 def _evaluate(state: TrainState, plan: Plan, evaluate: Evaluate) -> Iterator[Event]:
-    """Evaluates every split, then updates the best metric and the patience counter from the first.
+    """Evaluate every split, then update the best metric and the patience counter from the first.
 
-    An evaluation that is interrupted gives its caller a safe point to stop at; else it begins again.
+    An interrupted evaluation yields a safe point to stop at, and starts again if the run was not stopped.
     """
     started = time.perf_counter()
     state.evaluation_due = True
@@ -173,33 +173,26 @@ def _evaluate(state: TrainState, plan: Plan, evaluate: Evaluate) -> Iterator[Eve
             state.evaluation_due = False
         except Interrupted:
             yield SafePoint(state.step)
-    for name, (metrics, rows) in results.items():
+    for split, (metrics, rows) in results.items():
         seconds = time.perf_counter() - started
-        yield Evaluated(state.step, plan.fraction(state.step), name, metrics, rows, seconds)
+        yield Evaluated(state.step, plan.fraction(state.step), split, metrics, rows, seconds)
     if plan.metric is None or not results:
         return
     first = next(iter(results.values()))[0]
-    value = metric_value(first, plan.metric)
-    state.progress, improved = state.progress.updated(
-        value, state.step, greater_is_better=plan.greater_is_better, min_delta=plan.min_delta
-    )
-    if improved and value is not None:
-        yield Improved(state.step, plan.metric.removeprefix("eval_"), value)
-
-
-def metric_value(metrics: dict[str, float | None], name: str) -> float | None:
-    """Return the tracked metric, with or without the prefix `eval_`; an unknown name is a ConfigError."""
-    key = name.removeprefix("eval_")
-    if key not in metrics:
-        known = tuple(metrics)
+    name = plan.metric.removeprefix("eval_")
+    if name not in first:
+        known = tuple(first)
         raise ConfigError(
-            f"metric_for_best_model {name!r} is not among {', '.join(known)}", fix=did_you_mean(key, known)
+            f"metric_for_best_model {plan.metric!r} is not among {', '.join(known)}", fix=did_you_mean(name, known)
         )
-    return metrics[key]
+    value = first[name]
+    state.progress, improved = state.progress.updated(value, state.step, greater_is_better=plan.greater_is_better)
+    if improved and value is not None:
+        yield Improved(state.step, name, value)
 
 
 def require_agreement(runtime: Runtime, facts: Mapping[str, Any]) -> None:
-    """Returns when every rank holds the same facts; else a ConfigError on every rank, naming each that differs."""
+    """Raise a ConfigError on every rank if the ranks have different facts; it names each one."""
     if runtime.world == 1:
         return
     notes = runtime.gather_objects({name: repr(fact) for name, fact in facts.items()})
@@ -217,7 +210,7 @@ def require_agreement(runtime: Runtime, facts: Mapping[str, Any]) -> None:
 
 
 def require_one_plan(state: TrainState, batches: Any, plan: Plan) -> None:
-    """Refuses ranks that would take different steps or see their rows in different orders."""
+    """Refuse ranks that would take different steps or see their rows in different orders."""
     if state.runtime.world == 1:
         return
     facts = {field.name: getattr(plan, field.name) for field in fields(plan)}
@@ -228,8 +221,8 @@ def require_one_plan(state: TrainState, batches: Any, plan: Plan) -> None:
     require_agreement(state.runtime, facts)
 
 
-def require_own_epochs(batches: Any, plan: Plan, step: int) -> None:
-    """Refuses to resume with a plan whose epochs end elsewhere than those of the batches: it would be at other rows."""
+def require_same_epochs(batches: Any, plan: Plan, step: int) -> None:
+    """Refuse to resume with a plan whose epochs end at other steps than those of the batches: other rows would follow."""
     epoch = plan.epoch_of(step)[0]
     if epoch == 0 or not hasattr(batches, "steps_in_epoch"):
         return
@@ -237,7 +230,7 @@ def require_own_epochs(batches: Any, plan: Plan, step: int) -> None:
     if ended != plan.epoch_ends[epoch - 1]:
         raise ConfigError(
             f"epoch {epoch} of the plan ends at step {plan.epoch_ends[epoch - 1]}, that of the batches at step {ended}",
-            fix="Make the plan with epoch_ends_for(batches.steps_in_epoch, ...): with a token budget epochs differ in length.",
+            fix="Make the plan with epoch_ends_for(batches.steps_in_epoch, ...), and resume with the same batch size.",
         )
 
 

@@ -25,6 +25,7 @@ Rate = float | torch.Tensor
 """A number, or where a captured step reads it from."""
 _LAYER = re.compile(r"\.(?:layer|layers|albert_layer_groups|h|block)\.(\d+)\.")
 _EMBEDDING = re.compile(r"(^|\.)embeddings?\.")
+_HEAD = re.compile(r"(^|\.)(classifier|pooler|pre_classifier|head|score)(\.|$)")
 
 
 def make_optimizer(
@@ -124,17 +125,12 @@ def make_moments(optimizer: Optimizer) -> None:
                 optimizer.state[p] = made | {n: torch.zeros_like(p, memory_format=torch.preserve_format) for n in names}
 
 
-def is_fused(optimizer: Optimizer) -> bool:
-    """Whether the optimizer takes the scale and the skip flag inside its kernel."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
 def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor, kernel: Any = None) -> None:
     """Step the optimizer with gradients / divisor, unless `skip` is 1.0. Doesn't wait for the device if it is fused."""
     if kernel is not None and not kernel.is_watched:
         kernel.step(divisor, skip)
         return
-    if is_fused(optimizer):
+    if getattr(optimizer, "_step_supports_amp_scaling", False):  # scale and flag are inputs of its kernel
         fused: Any = optimizer
         fused.grad_scale, fused.found_inf = divisor.float(), skip.float()  # of a float64 model they are float64
         try:
@@ -201,25 +197,19 @@ def param_groups(
 
 
 def freeze(model: nn.Module, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Stops training of "embeddings", "encoder" (all but the head) or "layers.0-3"; returns the frozen names."""
+    """Freeze "embeddings", "encoder" (all but pooler and head) or "layers.0-3"; return the frozen names."""
     layers = count_layers(model)
     frozen: list[str] = []
     for part in parts:
         chosen = _depths_of(part, layers)
         for name, parameter in model.named_parameters():
-            if depth_of(name, layers) in chosen and parameter.requires_grad and not _is_head(name, part):
+            is_head = part == "encoder" and _HEAD.search(name) is not None
+            if depth_of(name, layers) in chosen and parameter.requires_grad and not is_head:
                 parameter.requires_grad_(False)
                 frozen.append(name)
     if frozen and not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"--freeze {','.join(parts)} leaves nothing to train")
     return tuple(frozen)
-
-
-def _is_head(name: str, part: str) -> bool:
-    """Pooler and classifier stay trainable when the encoder is frozen."""
-    return (
-        part == "encoder" and re.search(r"(^|\.)(classifier|pooler|pre_classifier|head|score)(\.|$)", name) is not None
-    )
 
 
 def _depths_of(part: str, layers: int) -> set[int]:

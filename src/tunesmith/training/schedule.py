@@ -63,7 +63,6 @@ class Plan:
     metric: str | None = None
     greater_is_better: bool = True
     patience: int | None = None
-    min_delta: float = 0.0
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """(epoch, steps done inside it) of the step that follows `step` completed ones."""

@@ -60,22 +60,16 @@ class BestSoFar:
     step: int | None = None
     evaluations_without_gain: int = 0
 
-    def updated(
-        self, value: float | None, step: int, *, greater_is_better: bool, min_delta: float = 0.0
-    ) -> tuple[BestSoFar, bool]:
-        """Return the new counters and whether this value is the best; NaN and inf never are.
-
-        Any gain makes a new best; only a gain of more than `min_delta` resets the count that patience uses.
-        """
+    def updated(self, value: float | None, step: int, *, greater_is_better: bool) -> tuple[BestSoFar, bool]:
+        """Return the new counters and whether this value is the best; NaN and inf never are."""
         waited = self.evaluations_without_gain + 1
         if value is None or not math.isfinite(value):
             return replace(self, evaluations_without_gain=waited), False
         if self.value is None:
             return BestSoFar(value, step, 0), True
         gain = value - self.value if greater_is_better else self.value - value
-        waited = 0 if gain > min_delta else waited
         if gain > 0:
-            return BestSoFar(value, step, waited), True
+            return BestSoFar(value, step, 0), True
         return replace(self, evaluations_without_gain=waited), False
 
     def is_exhausted(self, patience: int | None) -> bool:
@@ -198,20 +192,16 @@ class TrainState:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy and torch (all devices), as transformers' `set_seed` does."""
+    """Seed Python, NumPy and torch (all devices), as transformers' `set_seed` does."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """63 well-mixed bits from (seed, step, rank)."""
-    return int(np.random.SeedSequence([seed & (2**63 - 1), step, rank]).generate_state(1, np.uint64)[0] >> 1)
-
-
 def seed_step(seed: int, step: int, rank: int, device: torch.device | None = None) -> None:
-    """Sets torch's generators for the dropout of one optimizer step: those of the CPU and of this device, or all there are."""
-    number = step_seed(seed, step, rank)
+    """Set torch's generators for the dropout of one optimizer step: those of the CPU and of this device, or all there are."""
+    mixed = np.random.SeedSequence([seed & (2**63 - 1), step, rank]).generate_state(1, np.uint64)
+    number = int(mixed[0] >> 1)
     if device is None or device.type not in ("cpu", "cuda"):
         torch.manual_seed(number)
         return

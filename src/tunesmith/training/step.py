@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ResourceError
+from tunesmith.speedups.determinism import settled
 from tunesmith.speedups.verify import ready
 from tunesmith.training.optimizer import (
     Rate,
@@ -93,7 +93,8 @@ def train_step(
             reseed()
     while numbers is None:
         try:
-            numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)
+            pieces = [piece for batch in window.micro_batches for piece in split_batch(batch, state.rows_limit)]
+            numbers = body(pieces, learning_rate, factor)
         except torch.OutOfMemoryError as error:
             _make_room(state, window, error)
             reseed()
@@ -104,27 +105,23 @@ def train_step(
     return StepResult(state.step, numbers, learning_rate, window, largest, state.rows_limit)
 
 
-def _accumulate(state: TrainState, batches: Sequence[Batch], factor: Rate, objective: Objective) -> torch.Tensor:
+def _accumulate(
+    state: TrainState, batches: Sequence[Batch], factor: Rate, objective: Objective | TwoReadings
+) -> torch.Tensor:
     """Add the gradients of the window's mean loss to `.grad`; return that loss (over all ranks)."""
     runtime = state.runtime
     state.wrapped.train()
     total = torch.zeros((), device=runtime.device)
     for index, batch in enumerate(batches):
-        with runtime.sync_when(index == len(batches) - 1, state.wrapped), _around_passes(state):
+        in_order = settled() if runtime.device.type == "cuda" else contextlib.nullcontext()
+        with runtime.sync_when(index == len(batches) - 1, state.wrapped), in_order:
             total += micro_step(state, runtime.move(batch), factor, objective)
     return runtime.sum_over_ranks(total) / runtime.world
 
 
-def _around_passes(state: TrainState) -> AbstractContextManager[None]:
-    """Surround forward and backward pass of a micro-batch."""
-    if state.runtime.device.type != "cuda":
-        return contextlib.nullcontext()
-    from tunesmith.speedups.determinism import settled
-
-    return settled()
-
-
-def micro_step(state: TrainState, batch: Batch, factor: Rate, objective: Objective | None = None) -> torch.Tensor:
+def micro_step(
+    state: TrainState, batch: Batch, factor: Rate, objective: Objective | TwoReadings | None = None
+) -> torch.Tensor:
     """Run forward and backward on a micro-batch; return its share of the window's loss."""
     with state.runtime.autocast():
         loss_sum, _ = (objective or state.objective).sum(state.wrapped, batch)
@@ -162,16 +159,9 @@ def _update(state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: fl
     return numbers
 
 
-def _within_limit(batches: tuple[Batch, ...], limit: int | None) -> list[Batch]:
-    """The micro-batches, cut into pieces of at most `limit` rows."""
-    if limit is None:
-        return list(batches)
-    return [piece for batch in batches for piece in split_batch(batch, limit)]
-
-
-def split_batch(batch: Batch, limit: int) -> list[Batch]:
-    """Pieces of at most `limit` rows of a padded batch; a packed batch brings its own way to split."""
-    if len(batch) <= limit:
+def split_batch(batch: Batch, limit: int | None) -> list[Batch]:
+    """Return pieces of at most `limit` rows of a padded batch; a packed batch brings its own way to split."""
+    if limit is None or len(batch) <= limit:
         return [batch]
     if batch.split is not None:
         return batch.split(batch, limit)
@@ -187,9 +177,9 @@ def split_batch(batch: Batch, limit: int) -> list[Batch]:
 
 
 def _make_room(state: TrainState, window: Window, error: BaseException) -> None:
-    """After an out-of-memory: first the memory that only makes steps faster, then halves of the micro-batch.
+    """After an out-of-memory: free the memory that only makes steps faster; if there is none, halve the micro-batch.
 
-    Once the update has begun nothing is repeated: what is updated already would be updated twice.
+    Once the update has begun nothing is repeated: some weights would be updated twice.
     """
     state.optimizer.zero_grad(set_to_none=True)
     if state.phase != "gradients":
@@ -198,22 +188,17 @@ def _make_room(state: TrainState, window: Window, error: BaseException) -> None:
             fix="Free memory on the device, then resume from the last checkpoint, which is whole.",
         ) from error
     if state.speedups is None or not state.speedups.free_memory():
-        _halve(state, window, error)
+        largest = max(len(b) for b in window.micro_batches)
+        current = largest if state.rows_limit is None else min(state.rows_limit, largest)
+        if current <= 1 or state.runtime.world > 1:
+            raise ResourceError(
+                f"out of memory at step {state.step + 1} with {current} row(s) in the micro-batch",
+                fix="Lower --max_seq_length or --per_device_train_batch_size, or set --gradient_checkpointing.",
+            ) from error
+        state.rows_limit = (current + 1) // 2
     gc.collect()
     if state.runtime.device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _halve(state: TrainState, window: Window, error: BaseException) -> None:
-    """Halves the rows of a micro-batch, or gives up at one row."""
-    largest = max(len(b) for b in window.micro_batches)
-    current = largest if state.rows_limit is None else min(state.rows_limit, largest)
-    if current <= 1 or state.runtime.world > 1:
-        raise ResourceError(
-            f"out of memory at step {state.step + 1} with {current} row(s) in the micro-batch",
-            fix="Lower --max_seq_length or --per_device_train_batch_size, set --gradient_checkpointing, or use a smaller model.",
-        ) from error
-    state.rows_limit = (current + 1) // 2
 
 
 @dataclass
@@ -226,17 +211,13 @@ class TwoReadings:
     again: bool = False
 
     def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As of an objective."""
+        """Return the summed loss of this reading, and its logits."""
         if self.again:
             logits = model(**batch.inputs).logits
             return self.objective.divergence(logits, self.outputs.pop(0)), logits
         loss, logits = self.objective.sum(model, batch)
         self.outputs.append(logits.detach())
         return loss, logits
-
-    def weight(self, labels: npt.NDArray[Any] | None, rows: int) -> float:
-        """As of an objective."""
-        return float(self.objective.weight(labels, rows))
 
 
 @contextmanager
@@ -295,23 +276,16 @@ def find_culprit(state: TrainState, result: StepResult, seed: int) -> tuple[str,
     weight = state.objective.weight(result.window.labels, len(result.window.rows))
     if weight == 0:
         return "loss", "no labeled row in the batch"
-    # Not exchanged between ranks: they may come here at different moments. The rank that saw it names it.
-    return (
-        "gradient",
-        "not seen again when repeated" if state.runtime.world == 1 else "of another rank (its output names it)",
-    )
+    # Ranks don't exchange this, because they may get here at different moments. The rank that saw it names it.
+    alone = state.runtime.world == 1
+    return "gradient", "not seen again when repeated" if alone else "of another rank (its output names it)"
 
 
 def _watch(name: str, found: list[str]) -> Any:
     def look(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        tensors = output if isinstance(output, (tuple, list)) else (output,)
-        for tensor in tensors:
-            if (
-                isinstance(tensor, torch.Tensor)
-                and tensor.is_floating_point()
-                and not bool(torch.isfinite(tensor).all())
-            ):
-                found.append(name or type(module).__name__)
-                return
+        outputs = output if isinstance(output, (tuple, list)) else (output,)
+        tensors = [t for t in outputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        if not all(bool(torch.isfinite(t).all()) for t in tensors):
+            found.append(name or type(module).__name__)
 
     return look

@@ -126,16 +126,15 @@ def test_number_of_steps_equals_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "greater", "min_delta", "best"),
+    ("values", "greater", "best"),
     [
-        ([0.5, 0.7, 0.7, 0.6], True, 0.0, BestSoFar(0.7, 2, 2)),
-        ([0.5, 0.4, 0.45], False, 0.0, BestSoFar(0.4, 2, 1)),
-        ([0.50, 0.505], True, 0.01, BestSoFar(0.505, 2, 1)),
-        ([float("nan"), None, 0.3, float("inf")], True, 0.0, BestSoFar(0.3, 3, 1)),
+        ([0.5, 0.7, 0.7, 0.6], True, BestSoFar(0.7, 2, 2)),
+        ([0.5, 0.4, 0.45], False, BestSoFar(0.4, 2, 1)),
+        ([float("nan"), None, 0.3, float("inf")], True, BestSoFar(0.3, 3, 1)),
     ],
 )
-def test_best_metric_counts_evaluations_without_gain(values: Any, greater: bool, min_delta: float, best: Any) -> None:
+def test_best_metric_counts_evaluations_without_gain(values: Any, greater: bool, best: Any) -> None:
     progress = BestSoFar()
     for step, value in enumerate(values, 1):
-        progress, _ = progress.updated(value, step, greater_is_better=greater, min_delta=min_delta)
+        progress, _ = progress.updated(value, step, greater_is_better=greater)
     assert progress == best

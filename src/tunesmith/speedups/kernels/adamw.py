@@ -96,7 +96,7 @@ class _Tables:
 class OneKernelAdamW:
     """Updates the parameters of a `torch.optim.AdamW` in place, and with them their copies.
 
-    A rate that is a number is read from the device too: `write_rates` puts it there before a captured step.
+    Rates are read from the device: one that is a number or of another type is copied there in every step.
     """
 
     def __init__(self, optimizer: Optimizer, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
@@ -130,20 +130,14 @@ class OneKernelAdamW:
         """Whether a hook or a wrapper needs `step` of the optimizer itself."""
         return any(getattr(self._optimizer, n, None) for n in STEP_HOOKS)
 
-    def write_rates(self) -> None:
-        """The rates as they stand, where a captured step reads them."""
-        for number, place in self._rates.items():
-            place.fill_(self._optimizer.param_groups[number]["lr"])
-
     def _rate(self, number: int, group: dict[str, Any], like: torch.Tensor) -> torch.Tensor:
         rate = group["lr"]
         if isinstance(rate, torch.Tensor) and rate.dtype == torch.float32 and rate.device == like.device:
             return rate
         if number not in self._rates:
             self._rates[number] = torch.zeros((), device=like.device)
-        if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
-            self._rates[number].fill_(rate)
-        return self._rates[number]
+        place = self._rates[number]
+        return place.copy_(rate) if isinstance(rate, torch.Tensor) else place.fill_(rate)
 
     def _half(self) -> Any:
         some = next(iter(self._copies.values()), None)
