@@ -30,7 +30,15 @@ sys.path[:0] = [str(ROOT / "src")]
 
 from tunesmith.diagnosis.features import Features, read_features  # noqa: E402
 from tunesmith.diagnosis.reading import Reading, read_curves  # noqa: E402
-from tunesmith.diagnosis.verdict import MODEL_FILE, SIGNAL, certain_verdict, columns_of, feature_values, is_possible  # noqa: E402
+from tunesmith.diagnosis.verdict import (  # noqa: E402
+    LOGARITHMIC,
+    MODEL_FILE,
+    SIGNAL,
+    certain_verdict,
+    columns_of,
+    feature_values,
+    is_possible,
+)
 from tunesmith.events import Evaluated, Event, Improved, RunEnded, RunStarted, StepDone  # noqa: E402
 from tunesmith.runs.curves import Curves, curves_from_events  # noqa: E402
 
@@ -280,7 +288,8 @@ def verdicts(table: Table, p: Floats, times: float = HEALTHY_TIMES, *, rules: bo
     found = []
     for run, values, place in zip(table.runs, table.values, changed.argmax(axis=1), strict=True):
         code = VERDICTS[int(place)]
-        features = Features(**dict(zip(table.names, values.tolist(), strict=True)))
+        named = dict(zip(table.names, values.tolist(), strict=True))
+        features = Features(**named | {name: 10 ** named[name] for name in LOGARITHMIC})
         found.append(run["said"] or (rules and certain_verdict(code, features)) or code)
     return found
 

@@ -25,11 +25,8 @@ class Finding:
 
     @property
     def doubt(self) -> str:
-        """The verdicts it can hardly be told from, with the probability of each: ", or label noise: 60 / 35"; else ""."""
-        close: dict[str, float] = self.numbers.get("close") or {}
-        names = ", or ".join(code.replace("_", " ") for code in close)
-        shares = " / ".join(f"{100 * share:.0f}" for share in ((self.confidence or 0.0), *close.values()))
-        return f", or {names}: {shares}" if close else ""
+        """Verdicts that are nearly as likely: ", or label noise"; "" if there are none."""
+        return "".join(f", or {code.replace('_', ' ')}" for code in self.numbers.get("close") or ())
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict; `from_json` gives an equal finding back."""

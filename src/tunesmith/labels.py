@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tunesmith.errors import DataError, did_you_mean
-
 
 class Task(StrEnum):
     """What one label is."""
@@ -72,16 +70,6 @@ class LabelMap:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    def id_of(self, name: str) -> int:
-        """The id of a label name; unknown names are a DataError with the nearest one."""
-        try:
-            return self.names.index(name)
-        except ValueError:
-            raise DataError(
-                f"{name!r} is not one of {', '.join(self.names)}",
-                fix=did_you_mean(name, self.names),
-            ) from None
 
     @property
     def positive_name(self) -> str | None:

@@ -270,33 +270,19 @@ time.sleep(600)
 """
 
 
-def kill_with_children(parent: subprocess.Popen[str], count: int, *, wait: float = 0) -> None:
-    """Kill a process some seconds after it has this many children; the children end, too."""
-    children: list[Path] = []
-    until = time.monotonic() + patient(60)
-    while len(children) < count and parent.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
-        found = Path(f"/proc/{parent.pid}/task").glob("*/children")
-        children = [Path(f"/proc/{pid}") for file in found for pid in file.read_text().split()]
-    time.sleep(wait)
-    parent.kill()
-    assert len(children) >= count
-    until = time.monotonic() + patient(15)
-    while time.monotonic() < until and any(child.exists() for child in children):
-        time.sleep(0.1)
-    assert [child for child in children if child.exists()] == []
-
-
 def test_tokenizer_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     save_tiny_bert(tmp_path)
     command = [sys.executable, "-c", TOKENIZE, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "ready\n"
-        kill_with_children(parent, 2)
-
-
-def test_process_of_a_plan_ends_with_a_killed_parent(lab: Any, run_folder: Path) -> None:
-    command = [sys.executable, "-m", "tunesmith", "plan", *lab.words(run_folder)[1:]]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True) as parent:
-        kill_with_children(parent, 2, wait=2)  # one is of multiprocessing itself
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "ready\n"
+            found = Path(f"/proc/{parent.pid}/task").glob("*/children")
+            children = [Path(f"/proc/{pid}") for file in found for pid in file.read_text().split()]
+            assert len(children) >= 2
+        finally:
+            parent.kill()
+    until = time.monotonic() + patient(15)
+    while time.monotonic() < until and any(child.exists() for child in children):
+        time.sleep(0.1)
+    assert [child for child in children if child.exists()] == []

@@ -47,18 +47,16 @@ def test_without_hub_and_without_copy_there_is_one_line(client: Any, call: Any) 
 
 
 def test_wrong_names_are_told_with_the_nearest_right_one(client: Any, call: Any) -> None:
-    name, config, several, revision = client(
+    name, config, several = client(
         call("splits", "gleu", "mrpc"),
         call("splits", "glue", "mrcp"),
         call("splits", "glue"),
-        call("splits", "glue", "mrpc", revision="v9"),
     )
-    assert {a.error for a in (name, config, several, revision)} == {"ConfigError"}
+    assert {a.error for a in (name, config, several)} == {"ConfigError"}
     assert name.line == "there is no Hub dataset named 'gleu'. Did you mean 'glue'?"
     listed = "--dataset_config_name takes one of: mrpc, broken"
     assert config.line == f"the dataset nyu-mll/glue has no config 'mrcp'. Did you mean 'mrpc'? {listed}"
     assert several.line == f"the dataset nyu-mll/glue has several configs. {listed}"
-    assert revision.line == "the dataset nyu-mll/glue has no revision 'v9'"
 
 
 def test_missing_files_are_a_data_error_and_old_names_are_followed(hub: Any, client: Any, call: Any) -> None:

@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from typing import Any
 
 from tunesmith.cli.console import format_bytes, format_duration, quiet_libraries
 from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
@@ -77,7 +78,7 @@ def forecast_run(config: RunConfig) -> Forecast:
 
 def _measure(config: RunConfig) -> Forecast:
     """Measure in a new process, so that its peak memory is that of one run."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_prepare_process) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin) as pool:
         try:
             return pool.submit(_measure_here, config, time.time()).result()
         except BrokenProcessPool:
@@ -85,19 +86,17 @@ def _measure(config: RunConfig) -> Forecast:
             raise ResourceError("the process that measures some steps was killed", fix=fix) from None
 
 
-def _prepare_process() -> None:
-    """Discard what libraries print in the process that measures, and end it when its parent is killed."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _begin() -> None:
+    """Discard what libraries print in the process that measures, and end it if its parent is killed."""
+
+    def watch(parent: Any) -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, args=(parent_process(),), daemon=True).start()
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     quiet_libraries()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _measure_here(config: RunConfig, begun: float) -> Forecast:

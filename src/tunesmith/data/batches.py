@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.errors import ConfigError
-
 if TYPE_CHECKING:
     import torch
 from typing import Protocol
@@ -222,6 +220,8 @@ def pad_rows(
 
 
 Sampling = Literal["random", "sequential", "group_by_length"]
+SORTED_STEPS = 50
+"""Optimizer steps whose rows are sorted together by length."""
 
 
 @dataclass(frozen=True)
@@ -247,40 +247,32 @@ def epoch_order(
     rows_per_step: int,
     sampling: Sampling = "random",
     lengths: npt.NDArray[Any] | None = None,
-    shuffle_window: int = 50,
-    drop_last: bool = False,
 ) -> EpochOrder:
-    """The windows of one epoch. Every row occurs once; with `drop_last` all but the last few of the epoch's random order.
+    """The windows of one epoch. Every row occurs once.
 
-    With `group_by_length`, rows of similar length share a step. Sorting spans `shuffle_window` steps, not the
+    With `group_by_length`, rows of similar length share a step. Sorting spans SORTED_STEPS steps, not the
     epoch: sorting the whole epoch makes the loss curve saw-tooth.
     """
     rng = np.random.Generator(np.random.Philox(key=[seed & (2**63 - 1), epoch]))
     rows = np.arange(num_rows) if sampling == "sequential" else rng.permutation(num_rows)
-    if drop_last:  # before they are sorted: in each epoch others are left out
-        num_rows -= num_rows % rows_per_step
-        rows = rows[:num_rows]
     if sampling == "group_by_length":
-        if lengths is None:
-            raise ConfigError("length grouping needs the length of every row")
-        span = max(rows_per_step, 1) * shuffle_window
+        assert lengths is not None
+        span = max(rows_per_step, 1) * SORTED_STEPS
         for start in range(0, num_rows, span):
             part = rows[start : start + span]
             rows[start : start + span] = part[np.argsort(-lengths[part], kind="stable")]
-        rows = _shuffle_full_windows(rows, rows_per_step, shuffle_window, rng)
+        rows = _shuffle_full_windows(rows, rows_per_step, rng)
     starts = np.append(np.arange(0, num_rows, rows_per_step), num_rows).astype(np.int64)
     return EpochOrder(rows, starts)
 
 
-def _shuffle_full_windows(
-    rows: npt.NDArray[np.int64], size: int, shuffle_window: int, rng: np.random.Generator
-) -> npt.NDArray[np.int64]:
+def _shuffle_full_windows(rows: npt.NDArray[np.int64], size: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Shuffles the full windows within their span; the incomplete window stays last."""
     full = len(rows) // size
     grid = rows[: full * size].reshape(full, size)
-    for start in range(0, full, shuffle_window):
-        part = grid[start : start + shuffle_window]
-        grid[start : start + shuffle_window] = part[rng.permutation(len(part))]
+    for start in range(0, full, SORTED_STEPS):
+        part = grid[start : start + SORTED_STEPS]
+        grid[start : start + SORTED_STEPS] = part[rng.permutation(len(part))]
     return rows
 
 
@@ -353,8 +345,6 @@ class Batch:
     padded_tokens: int
     split: Split | None = None
     """Splits a batch that is not simply padded into pieces of at most this many rows."""
-    features: Any = None
-    """The batch as the user's own collator made it, for a loss function of the user."""
     block: torch.Tensor | None = None
     """The block of memory that holds all tensors, if there is one."""
 
@@ -383,18 +373,15 @@ class Collate(Protocol):
 
 @dataclass(frozen=True)
 class Padding:
-    """Pads to the longest row of the batch, to a multiple, or to a fixed length, on the tokenizer's side."""
+    """Pads to the longest row of the batch, or to a multiple, on the tokenizer's side."""
 
     pad_token_id: int = 0
     pad_token_type_id: int = 0
     side: str = "right"
     multiple_of: int | None = None
-    fixed_length: int | None = None
 
     def width(self, longest: int) -> int:
         """Columns of a batch whose longest row has `longest` tokens."""
-        if self.fixed_length is not None:
-            return max(self.fixed_length, longest)
         if self.multiple_of:
             return -(-longest // self.multiple_of) * self.multiple_of
         return longest
@@ -408,14 +395,12 @@ class Padding:
         return {name: torch.from_numpy(array) for name, array in pad_rows(tokens, width, fill, self.side).items()}
 
 
-def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: int | None = None) -> Padding:
+def padding_of(tokenizer: Any) -> Padding:
     """The tokenizer's padding."""
     return Padding(
         int(tokenizer.pad_token_id),
         int(getattr(tokenizer, "pad_token_type_id", 0) or 0),
         str(getattr(tokenizer, "padding_side", "right")),
-        multiple_of,
-        fixed_length,
     )
 
 
@@ -481,8 +466,6 @@ class Batches:
     seed: int
     accumulation: int = 1
     sampling: Sampling = "random"
-    shuffle_window: int = 50
-    drop_last: bool = False
     rank: int = 0
     world: int = 1
     ahead: int = 0
@@ -504,14 +487,11 @@ class Batches:
             rows_per_step=self.rows_per_step,
             sampling=self.sampling,
             lengths=self.rows.lengths,
-            shuffle_window=self.shuffle_window,
-            drop_last=self.drop_last,
         )
 
     def steps_in_epoch(self, epoch: int) -> int:
         """Return the number of optimizer steps of an epoch."""
-        full, tail = divmod(len(self.rows), self.rows_per_step)
-        return full + (1 if tail and not self.drop_last else 0)
+        return -(-len(self.rows) // self.rows_per_step)
 
     def windows(self, epoch: int, skip: int = 0) -> Iterator[Window]:
         """The windows of an epoch from number `skip` on."""

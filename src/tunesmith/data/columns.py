@@ -269,6 +269,11 @@ class ColumnChooser:
         rest = [p for n, p in self.profiles.items() if n not in text and p.kind not in ruled_out]
         if len(rest) == 1 and rest[0].different <= max(2, rest[0].values // 2):
             return [rest[0].name], f"Label: column {rest[0].name!r}, the only one left and its values repeat."
+        empty = [name for name, profile in self.profiles.items() if profile.kind == "empty"]
+        if empty:
+            problem = f"no label column found, and {quoted(empty[:3])} has no values"
+            fix = "Fill it in (formulas of a sheet: save the values), or set --label_column_name."
+            raise DataError(problem, where=self.source.origin, fix=fix)
         raise self.source.no_column("label", "--label_column_name")
 
     def _question(self, texts: list[tuple[str, ...]], labels: list[str]) -> DataError:

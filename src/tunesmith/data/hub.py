@@ -32,15 +32,7 @@ def load_by_name(name: str, config: str | None, *, allow_download: bool) -> Any:
     return load_from_hub(name, config, allow_download=allow_download)
 
 
-def load_from_hub(
-    dataset_name: str,
-    config_name: str | None = None,
-    *,
-    token: str | None = None,
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-    allow_download: bool = True,
-) -> DatasetDict:
+def load_from_hub(dataset_name: str, config_name: str | None = None, *, allow_download: bool = True) -> DatasetDict:
     """All splits of a Hub dataset, memory-mapped. If the Hub cannot be reached (or is not allowed), the copy on disk is used."""
     import datasets
 
@@ -50,13 +42,13 @@ def load_from_hub(
     reason = "downloads are not allowed" if not allow_download else "offline mode is on"
     if allow_download and not datasets.config.HF_HUB_OFFLINE:
         try:
-            name = str(ask_hub("dataset", name, revision, token, lambda: list(WELL_KNOWN)).id)  # behind redirects
+            name = str(ask_hub("dataset", name, None, lambda: list(WELL_KNOWN)).id)  # behind redirects
         except ConnectionError as error:
             reason = str(error)
         else:
-            return _download(name, config_name, token=token, revision=revision, cache_dir=cache_dir)
+            return _download(name, config_name)
     for candidate in dict.fromkeys((name, dataset_name)):
-        found = _from_disk(candidate, config_name, revision, cache_dir)
+        found = _from_disk(candidate, config_name)
         if found is not None:
             log.warning("%s comes from the copy on disk: %s", dataset_name, reason)
             return found
@@ -65,13 +57,12 @@ def load_from_hub(
     raise ResourceError(f"the dataset {title} is not on this machine and {reason}", fix=fix)
 
 
-def _download(name: str, config_name: str | None, **options: Any) -> DatasetDict:
+def _download(name: str, config_name: str | None) -> DatasetDict:
     import datasets
 
-    options["cache_dir"] = None if options["cache_dir"] is None else str(options["cache_dir"])
     try:
         with library_bars_off(datasets, except_on_a_terminal=True):
-            found: DatasetDict = datasets.load_dataset(name, config_name, **options)
+            found: DatasetDict = datasets.load_dataset(name, config_name)
     except Exception as error:
         raise _explain(error, name, config_name) from error
     return found
@@ -102,9 +93,7 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
     return DataError(f"the dataset {name} cannot be loaded ({type(error).__name__}: {short_text(error)})")
 
 
-def _from_disk(
-    name: str, config_name: str | None, revision: str | None, cache_dir: str | Path | None
-) -> DatasetDict | None:
+def _from_disk(name: str, config_name: str | None) -> DatasetDict | None:
     """The newest complete copy in the cache of `datasets`; folders of broken downloads have no dataset_info.json."""
     import datasets
     from datasets.packaged_modules.cache.cache import Cache
@@ -112,10 +101,10 @@ def _from_disk(
     owner, _, short = name.rpartition("/")
     # the folder name that `datasets` gives: CamelCase becomes snake_case
     folder = datasets.naming.camelcase_to_snakecase(short)
-    root = Path(cache_dir if cache_dir is not None else datasets.config.HF_DATASETS_CACHE).expanduser()
+    root = Path(datasets.config.HF_DATASETS_CACHE).expanduser()
     entries = (root / (f"{owner}___{folder}" if owner else folder)).glob("*/*/*/dataset_info.json")
     copies = [e.parent for e in entries if not e.parent.name.endswith(".incomplete")]
-    copies = [c for c in copies if config_name in (None, c.parts[-3]) and revision in (None, "main", c.name)]
+    copies = [c for c in copies if config_name in (None, c.parts[-3])]
     configs = sorted({c.parts[-3] for c in copies})
     if len(configs) > 1:
         fix = f"--dataset_config_name takes one of: {', '.join(configs)}"

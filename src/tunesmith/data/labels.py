@@ -10,9 +10,7 @@ only, unless `label_names` has it. Labels that differ only in case or spaces are
 from __future__ import annotations
 
 import ast
-import csv
 import hashlib
-import io
 import json
 import math
 import re
@@ -21,14 +19,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tunesmith.data.rows import Columns, Ints, Part, Source
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
-from tunesmith.files import BadFile, read_plain
 from tunesmith.labels import UNLABELLED, LabelMap, Task, match_names
 from tunesmith.models.files import library_bars_off
 
@@ -794,10 +790,6 @@ def _as_arrow(rows: np.ndarray[Any, Any]) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.asarray(rows.reshape(-1), dtype=np.float32)))
 
 
-MOST_BYTES = 1 << 30
-"""Of a review file."""
-
-
 def spelling_of(counts: Mapping[str, int]) -> dict[str, str]:
     """Each label -> the most frequent label that it is a variant of, stripped; labels that stay as they are are left out."""
     by_key: dict[str, str] = {}
@@ -851,43 +843,30 @@ def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
     return source.with_cells(Dataset(table))
 
 
-def correct_labels(part: Part, path: Path, columns: Sequence[str], labels: LabelMap) -> tuple[Part, int]:
+def correct_labels(part: Part, review: Source, columns: Sequence[str], labels: LabelMap) -> tuple[Part, int]:
     """The part with the labels of a review file, and how many changed. A row whose text differs from the data is refused."""
     if labels.task is Task.MULTILABEL:
-        raise DataError("a labels file contains one label per row; these rows have several", where=str(path))
+        raise DataError("a labels file contains one label per row; these rows have several", where=review.origin)
+    missing = [name for name in ("line", *columns, "label") if name not in review.column_names]
+    if missing:
+        fix = "Use a file that `tunesmith audit --review_file` wrote for this data."
+        raise DataError(f"the column {missing[0]!r} is missing", where=review.origin, fix=fix)
     values = part.encoded.with_format("numpy", columns=["labels"])[:]["labels"].copy()
     cells = part.source.dataset.select_columns(list(columns))
-    row_of = {int(line): row for row, line in enumerate(part.source.line_numbers(range(len(values))))}
+    row_of = {str(line): row for row, line in enumerate(part.source.line_numbers(range(len(values))))}
     changed = 0
-    for where, line, texts, label in _read_corrections(path, columns):
-        row = row_of.get(line)
-        if row is None or [str(cell) for cell in cells[row].values()] != texts:
+    for number, found in enumerate(review.dataset.with_format(None)):
+        row = row_of.get(str(found["line"]).strip())
+        if row is None or any(str(cell) != str(found[name]) for name, cell in cells[row].items()):
             fix = "Audit the data as it is now, and correct the new file."
-            raise DataError(f"{part.source.origin}:{line} has a different text", where=where, fix=fix)
-        value = _value_of(label, labels, f"{where}:label")
+            problem = f"{part.source.origin}:{found['line']} has a different text"
+            raise DataError(problem, where=review.where(number), fix=fix)
+        value = _value_of(str(found["label"]).strip(), labels, review.where(number, "label"))
         changed += bool(values[row] != np.asarray(value, dtype=values.dtype))
         values[row] = value
     feature = part.encoded.features["labels"]
     encoded = part.encoded.remove_columns(["labels"]).add_column("labels", values, feature=feature)
     return replace(part, encoded=encoded), changed
-
-
-def _read_corrections(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, int, list[str], str]]:
-    """(place in the file, line in the data, texts, label) of each row of the file. Its other columns are for the reader."""
-    try:
-        text = read_plain(path, MOST_BYTES, follow=True).decode("utf-8-sig")
-    except (OSError, BadFile, UnicodeDecodeError) as error:
-        raise DataError(f"the labels file cannot be read: {error}", where=str(path)) from None
-    table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    missing = [name for name in ("line", *columns, "label") if name not in (table.fieldnames or ())]
-    if missing:
-        fix = "Use a file that `tunesmith audit --review_file` wrote for this data."
-        raise DataError(f"the column {missing[0]!r} is missing", where=str(path), fix=fix)
-    for cells in table:
-        where, number = f"{path}:{table.line_num}", cells["line"] or ""
-        if not number.isdecimal() or int(number) < 1:
-            raise DataError(f"{number!r} is not a line number", where=f"{where}:line", fix="Lines count from 1.")
-        yield where, int(number), [cells[name] or "" for name in columns], (cells["label"] or "").strip()
 
 
 def _value_of(label: str, labels: LabelMap, where: str) -> float:

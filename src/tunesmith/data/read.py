@@ -124,7 +124,8 @@ def load_data(
     labels, encoded = encode_labels(good, columns, rules, notes)
     parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}
     if config.labels_file is not None:
-        parts["train"], changed = correct_labels(parts["train"], Path(config.labels_file), columns.text, labels)
+        review = read_source(config.labels_file, name="labels", cache_dir=config.cache_dir)
+        parts["train"], changed = correct_labels(parts["train"], review, columns.text, labels)
         notes.append(f"{changed:,} labels of train rows were changed by {config.labels_file}.")
     parts = _hold_out(parts, columns, labels, notes, config)
     parts = _sample(parts, notes, labels.task, config)

@@ -335,7 +335,11 @@ def sheet_batches(path: Path, *, origin: str, sheet: str | None, facts: dict[str
         for number, cells in some:
             if any(cells[len(names) :]):
                 problem = f"{len(_trimmed(cells))} cells, expected {len(names)}"
-                raise DataError(problem, where=f"{origin}:{number}", fix=f"Name every column in row {first}.")
+                raise DataError(
+                    problem,
+                    where=f"{origin}:{number}",
+                    fix=f"Delete the cells outside of the table, or name every column in row {first}.",
+                )
         full = [cells[: len(names)] + [""] * (len(names) - len(cells)) for _, cells in some]
         columns = [pa.array(column, pa.string()) for column in zip(*full, strict=True)]
         yield pa.record_batch([*columns, pa.array([n for n, _ in some], pa.int64())], names=[*names, LINE_COLUMN])

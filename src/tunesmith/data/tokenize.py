@@ -74,7 +74,6 @@ def tokenize(
     long_texts: LongTexts = "head",
     num_proc: int | None = None,
     cache_dir: str | Path | None = None,
-    overwrite_cache: bool = False,
     vocab_size: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Tokenized:
@@ -89,8 +88,6 @@ def tokenize(
     kept = ("labels",) if "labels" in dataset.column_names else ()
     key = _hash(content_hash(dataset, (*text, *kept)), encoder.fingerprint, text, has_types, VERSION)[:32]
     cache = RowCache(Path(cache_dir) if cache_dir is not None else cache_folder() / "tokens")
-    if overwrite_cache:
-        cache.remove(key)
     found = stored = cache.open(key)
     if stored is None:
         writer = _TokenWriter(dataset, ChunkEncoder(encoder, has_types=has_types, processes=num_proc or 0))

@@ -17,20 +17,17 @@ from tunesmith.metrics.evidence import RowEvidence
 
 USUAL_HEAD_RATE = 1e-3
 """Learning rate of a head on a frozen encoder."""
-LITTLE_WORK, ENOUGH_WORK = 8e-4, 8e-3
-"""Sums of the learning rates of all steps. Runs that had only begun had 7e-5 to 6e-4, those that learned 2e-3 and more."""
+LITTLE_WORK, ENOUGH_WORK = 2e-3, 8e-3
+"""Sums of the learning rates of all steps. Runs that had only begun had 7e-5 to 1.5e-3, those that learned 2e-3 and more."""
 MOST_TIMES = 10
 """A run is not advised to train longer than this many times."""
 SURE_AND_WRONG = 0.74
 """Accuracy on the quarter of validation examples with the highest confidence. With 40% wrong labels it was 0.44 to 0.64."""
-MEMORIZED = 0.05
-"""Train loss, as a share of the constant baseline's loss, of training examples that are memorized."""
 TRAIN_ABOVE = 2.5
 """Standard errors by which training examples have a higher loss than validation examples. In good runs it is lower."""
 
 
 def make_finding(
-    reading: Reading,
     code: str,
     evidence: str,
     advice: Sequence[str],
@@ -39,10 +36,7 @@ def make_finding(
     severity: Severity = "warning",
     **numbers: Any,
 ) -> Finding:
-    """Return a finding with one to three next actions and the best step among its numbers."""
-    best = reading.curves.best()
-    if best is not None:
-        numbers |= {"best_metric": best[0], "best_step": best[1], "best_value": best[2]}
+    """Return a finding with one to three next actions."""
     actions = tuple(dict.fromkeys(advice))[:3]
     return Finding(code, severity, evidence, actions, round(min(max(confidence, 0.05), 0.99), 2), numbers)
 
@@ -132,36 +126,36 @@ def advised_options(advice: str) -> dict[str, str | None]:
     return found if advice.startswith("--") else {}
 
 
-def against_constant(reading: Reading) -> str:
-    """Compare the last score with the constant baseline, with the error of the difference, and list other baselines."""
-    others = ", ".join(f"{name} {value:.3f}" for name, value in reading.floors)
-    return _last_score(reading) + (f"; baselines: {others}" if others else "")
-
-
-def _last_score(reading: Reading) -> str:
+def against_constant(reading: Reading, at: int = -1) -> str:
+    """Compare the score of an evaluation with the constant baseline and list other baselines."""
+    others = "".join(f", {name} {value:.3f}" for name, value in reading.floors)
     if reading.rows is not None:
-        gain = reading.rows.score_gain()
+        gain = reading.rows.score_gain(at)
         name = {"regression": "Pearson's r", "multilabel": "micro F1"}.get(reading.rows.task.value, "accuracy")
-        last, best = float(reading.rows.scores[-1]), reading.rows.constant_score
-        return f"{name} {last:.3f}, constant baseline {best:.3f} (difference {gain.size:+.3f}, standard error {gain.error:.3f})"
-    score = reading.val_score[-1]
+        score, constant = float(reading.rows.scores[at]), reading.rows.constant_score
+        return f"{name} {score:.3f} vs. constant baseline {constant:.3f} ({gain.size:+.3f} ± {1.96 * gain.error:.3f}){others}"
+    score = reading.val_score[at]
     if not reading.metric or not math.isfinite(score):
-        return f"chance loss {reading.chance_loss:.2f}"
+        return f"the constant baseline has a loss of {reading.chance_loss:.2f}{others}"
     chance = reading.chance_score
-    beside = "" if chance is None else f" (constant baseline: {chance[0]:.3f}, error {chance[1]:.3f})"
-    return f"{reading.metric} {abs(score):.3f}{beside}"
+    than = "" if chance is None else f" vs. constant baseline {chance[0]:.3f}"
+    return f"{reading.metric} {abs(score):.3f}{than}{others}"
 
 
 def _losses(reading: Reading) -> str:
-    train, last, chance = reading.train_loss[-1], reading.val_loss[-1], reading.chance_loss
-    return f"after {reading.step[-1]} steps train loss is {train:.2f} and validation loss {last:.2f}, chance is {chance:.2f}"
+    train, last = reading.train_loss[-1], reading.val_loss[-1]
+    return f"after {reading.step[-1]} steps train loss is {train:.2f} and validation loss {last:.2f} ({_baseline(reading)})"
+
+
+def _baseline(reading: Reading) -> str:
+    return f"constant baseline: {reading.chance_loss:.2f}"
 
 
 def _healthy(reading: Reading, f: Features) -> tuple[str, list[str]]:
-    at, chance = reading.best, reading.chance_loss
+    at, kept = reading.best, -1 if reading.kept is None else reading.kept
     ended = f" and ended at {reading.val_loss[-1]:.2f}" if at < len(reading) - 1 else ""
     reached = f"validation loss reached {reading.val_loss[at]:.2f} at step {reading.step[at]}{ended}"
-    evidence = f"{reached} (chance: {chance:.2f}); {against_constant(reading)}"
+    evidence = f"{against_constant(reading, kept)}; {reached} ({_baseline(reading)})"
     advice = []
     if f.late_fall > 0.4 and f.late_z > 2.5 and f.last > 0.3:
         evidence += (
@@ -178,7 +172,7 @@ def _diverged(reading: Reading, f: Features) -> tuple[str, list[str]]:
     same = "; every example gets the same prediction" if f.spread < 0.01 else ""
     evidence = (
         f"train loss is {reading.train_loss[-1]:.2f} after {reading.step[-1]} steps at a learning rate of {reading.rate:g}; "
-        f"chance is {reading.chance_loss:.2f}; {against_constant(reading)}{same}"
+        f"{_baseline(reading)}; {against_constant(reading)}{same}"
     )
     return evidence, diverged_advice(reading)
 
@@ -200,7 +194,7 @@ def _steadier(reading: Reading) -> list[str]:
 def _erratic(reading: Reading, f: Features) -> tuple[str, list[str]]:
     low, high = float(reading.val_loss.min()), float(reading.val_loss.max())
     batch = reading.effective_batch
-    evidence = f"validation loss moved between {low:.2f} and {high:.2f}, chance is {reading.chance_loss:.2f}"
+    evidence = f"validation loss moved between {low:.2f} and {high:.2f} ({_baseline(reading)})"
     if f.swings:
         evidence = f"validation loss rose and fell back {f.swings} time{'s' * (f.swings > 1)}, between {low:.2f} and {high:.2f}"
     evidence += (
@@ -224,8 +218,8 @@ def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
             f"while train loss fell {train[at]:.2f} to {train[-1]:.2f}"
         )
     else:
-        evidence = f"train loss is {train[-1]:.2f}, validation loss {loss[-1]:.2f} (chance: {reading.chance_loss:.2f})"
-        if f.train < MEMORIZED:
+        evidence = f"train loss is {train[-1]:.2f}, validation loss {loss[-1]:.2f} ({_baseline(reading)})"
+        if f.train < 0.2 * f.last:
             evidence = f"the training examples are memorized: {evidence}"
     if reading.kept is not None:
         evidence += f"; the run keeps the weights of step {reading.step[reading.kept]}"
@@ -247,10 +241,8 @@ def overfitting_advice(reading: Reading, at: int) -> list[str]:
 
 def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
     at, loss = reading.best, reading.val_loss
-    evidence = (
-        f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score stayed the same "
-        f"({against_constant(reading)})"
-    )
+    rose = f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]}"
+    evidence = f"{rose} while the score stayed the same"
     if reading.rows is not None and math.isfinite(over := _overconfidence(reading.rows.validation[-1])):
         evidence += f"; its mean confidence exceeds its accuracy by {over:.3f}"
     return evidence, [*_lowest_loss(reading), "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)[:1]]
@@ -294,7 +286,7 @@ def underfitting_cause(reading: Reading, f: Features) -> str:
         return f"weight_decay {reading.config['weight_decay']:g} pulls the weights back"
     if f.work < LITTLE_WORK:
         return f"{reading.step[-1]} steps are few at a learning rate of {reading.rate:g}"
-    return "the settings are typical, so the model may be too small for the task"
+    return "the settings are typical, so a larger model may be needed"
 
 
 def _resume(reading: Reading) -> list[str]:
@@ -319,7 +311,7 @@ def _stopped(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
     evidence = (
-        f"validation loss was never below {reading.val_loss.min():.2f} (chance: {reading.chance_loss:.2f}) in "
+        f"validation loss was never below {reading.val_loss.min():.2f} ({_baseline(reading)}) in "
         f"{reading.step[-1]} steps at a typical learning rate ({reading.rate:g}), "
         f"and train loss is {reading.train_loss[-1]:.2f}; "
         f"{against_constant(reading)}: the texts do not predict the labels"
@@ -363,15 +355,12 @@ def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
     return evidence, [audit_command(reading), own_split_flags(reading), inspect_command(reading)]
 
 
-def one_class_advice(reading: Reading, only: int, advice: list[str]) -> tuple[str, list[str]]:
-    """Return the first sentence and the advice of a run that predicts only one class."""
-    assert reading.rows is not None
-    sentence = (
-        f"the model predicts only one class, {reading.label_name(only)}, for all {len(reading.rows.validation[-1])} "
-        "validation examples"
-    )
+def one_class_advice(reading: Reading, code: str, advice: list[str]) -> list[str]:
+    """Return the advice of a run that predicts only one class."""
+    if code in ("diverged", "label_noise", "split_mismatch", "not_enough_evidence"):
+        return advice
     balanced = "--class_weights balanced: the other classes count as much as the most frequent one"
-    return sentence, [longer_flag(reading), balanced, *advice]
+    return [*advice[:2], balanced] if code == "underfitting" else [longer_flag(reading), balanced, *advice]
 
 
 def _ignored(reading: Reading, f: Features) -> tuple[str, list[str]]:

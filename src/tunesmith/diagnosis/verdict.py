@@ -17,7 +17,7 @@ import numpy as np
 
 from tunesmith.diagnosis.advice import (
     EXPLAIN,
-    MEMORIZED,
+    LITTLE_WORK,
     against_constant,
     diverged_advice,
     make_finding,
@@ -26,6 +26,7 @@ from tunesmith.diagnosis.advice import (
 from tunesmith.diagnosis.features import LEAST_CHANGE, Features, only_class, read_features
 from tunesmith.diagnosis.reading import Reading, gain_of_score, needed_z, read_curves
 from tunesmith.findings import Finding, Severity
+from tunesmith.labels import Task
 from tunesmith.metrics.label_noise import LabelNoise
 from tunesmith.runs.curves import Curves, Floats
 
@@ -42,12 +43,16 @@ ABOVE_CONSTANT = 2.0
 SIGNAL = 1.6
 """Times the z that is significant at 1% over all comparisons: beyond it something was better than the constant baseline."""
 NOTABLE_RISE, LARGE_RISE = 0.2, 0.5
-"""Rise of the validation loss above its lowest value: from the first on it is mentioned, from the second on it is overfitting if
-the train loss is near 0."""
+"""Rise of the validation loss above its lowest value while the train loss is near 0: a notable rise is reported, and is the
+verdict if the run keeps its last weights; a large rise is always the verdict."""
+NOTABLE_Z = 0.4
+"""`rise_z` of such a rise. It need not be significant over all evaluations: memorized examples explain it."""
 LATE_FALL = 0.3
 """Share of the gain that came in the second half of an unfinished run: the next steps bring more."""
 SOLVED = 0.1
 """Loss, as a share of the constant baseline's loss, of examples that are solved."""
+BARELY = 0.85
+"""Loss, as a share of the constant baseline's loss, of a model that has only begun to learn."""
 CLOSE, SURE = 0.15, 0.6
 """Probabilities from which a verdict is reported in addition to the first, and even with few validation examples."""
 CERTAINTY = 0.95
@@ -109,12 +114,31 @@ def certain_verdict(first: str, f: Features, noise: LabelNoise | None = None) ->
         return "label_noise"
     if f.last < SOLVED and f.above > ABOVE_CONSTANT:
         return "healthy"
+    if first == "diverged" and f.gain_z > ABOVE_CONSTANT < f.above and f.rise < LEAST_CHANGE:
+        return "erratic"  # it has learned, and was still learning at the end
     if first not in ("healthy", "underfitting", "calibration_drift"):
         return None
-    rises = f.train < SOLVED and f.rise > LARGE_RISE and f.rise_z > 0.4 and f.rise * f.lowest > LEAST_CHANGE
-    # The validation loss of a regression need not rise.
-    memorized = math.isnan(f.majority) and f.train < min(MEMORIZED, 0.2 * f.last)
-    return "overfitting" if rises or memorized else None
+    if (
+        first == "healthy"
+        and f.last > BARELY
+        and f.late_z > 2.5
+        and f.rise < LEAST_CHANGE
+        and f.work < 1.5 * LITTLE_WORK
+    ):
+        return "stopped_too_early"
+    # The validation loss of a regression need not rise: it stays flat.
+    memorized = math.isnan(f.majority) and f.train < min(SOLVED, 0.2 * f.last) and not f.late_z > ABOVE_CONSTANT
+    if memorized or (_rises(f) and f.rise > LARGE_RISE):
+        return "overfitting"
+    if _rises(f) and not f.keeps:
+        return "overfitting" if f.score_fall_z > 1 else "calibration_drift"
+    return None
+
+
+def _rises(f: Features) -> bool:
+    """Whether the validation loss rose notably while the training examples were memorized."""
+    rises = f.rise > NOTABLE_RISE and f.rise_z > NOTABLE_Z and f.rise * f.lowest > LEAST_CHANGE
+    return rises and f.train < SOLVED
 
 
 CODES = (
@@ -170,6 +194,8 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
     """Return the most likely cause, with those that are nearly as likely."""
     likely = weigh_verdicts(features, reading.label_noise)
     certain = certain_verdict(next(iter(likely)), features, reading.label_noise)
+    if certain is None and _is_solved(reading) and features.above > ABOVE_CONSTANT:
+        certain = "healthy"
     if certain is not None:
         likely = {certain: max(CERTAINTY, likely.get(certain, 0.0))}
     code, sure = next(iter(likely.items()))
@@ -192,11 +218,13 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
         code, close = "not_enough_evidence", []
     only = None if reading.rows is None else only_class(reading.rows.validation[-1])
     if only is not None:
-        sentence, longer = one_class_advice(reading, only, advice)
-        evidence = f"{sentence}; {evidence}"
-        known = ("diverged", "underfitting", "label_noise", "split_mismatch", "not_enough_evidence")
-        advice = advice if code in known else longer
+        assert reading.rows is not None
+        name, rows = reading.label_name(only), len(reading.rows.validation[-1])
+        evidence = f"the model predicts only one class, {name}, for all {rows} validation examples; {evidence}"
+        advice = one_class_advice(reading, code, advice)
     severity: Severity = SEVERITY.get(code, "warning")
+    if severity == "error" and sure < SURE:
+        severity = "warning"
     if code in ("overfitting", "calibration_drift") and not _harms(reading):
         severity = "info"
     numbers: dict[str, Any] = {"likelihoods": {c: round(p, 2) for c, p in likely.items() if p >= 0.03}}
@@ -204,10 +232,15 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
         numbers["label_noise"] = reading.label_noise.to_json()
     if close and code == next(iter(likely)):
         numbers["close"] = {c: round(p, 2) for c, p in close}
-    if code == "overfitting":
-        numbers["lowest_loss_step"] = int(reading.step[reading.best])
-    found = [make_finding(reading, code, evidence, advice, confidence=sure, severity=severity, **numbers)]
+    found = [make_finding(code, evidence, advice, confidence=sure, severity=severity, **numbers)]
     return found + _remarks(reading, features, code)
+
+
+def _is_solved(reading: Reading) -> bool:
+    """Whether nearly all predictions are right, however unsure the model still is."""
+    if reading.rows is None or reading.rows.task is Task.REGRESSION:
+        return False
+    return bool(1 - reading.rows.scores[-1] < 0.5 * SOLVED * (1 - reading.rows.constant_score))
 
 
 def _harms(reading: Reading) -> bool:
@@ -232,12 +265,13 @@ def _was_cut_short(reading: Reading) -> bool:
 def _remarks(reading: Reading, features: Features, first: str) -> list[Finding]:
     """Return additional findings: a rise after the kept weights, and classes that are never predicted."""
     codes = []
-    if first == "healthy" and features.rise_z > 1 and features.rise > NOTABLE_RISE and features.keeps:
+    rises = (features.rise_z > 1 and features.rise > NOTABLE_RISE) or _rises(features)
+    if first == "healthy" and rises and features.keeps:
         codes.append("overfitting" if features.rise > LARGE_RISE or features.score_fall_z > 1 else "calibration_drift")
     if reading.rows is not None and first in ("healthy", "overfitting", "calibration_drift") and features.ignored:
         codes.append("class_ignored")
     found = [(code, *EXPLAIN[code](reading, features)) for code in codes]
-    return [make_finding(reading, *parts, confidence=0.9, severity="info") for parts in found]
+    return [make_finding(*parts, confidence=0.9, severity="info") for parts in found]
 
 
 def _lost(reading: Reading) -> Finding | None:
@@ -245,9 +279,7 @@ def _lost(reading: Reading) -> Finding | None:
     evidence, confidence = _not_finite(reading) or _blown_up(reading) or ("", 0.0)
     if not evidence:
         return None
-    return make_finding(
-        reading, "diverged", evidence, diverged_advice(reading), confidence=confidence, severity="error"
-    )
+    return make_finding("diverged", evidence, diverged_advice(reading), confidence=confidence, severity="error")
 
 
 def _not_finite(reading: Reading) -> tuple[str, float] | None:
@@ -311,7 +343,7 @@ def _too_little(reading: Reading, features: Features | None) -> Finding | None:
         advice = ["--metric_name pearson,mse,r2: they show whether the model is better than the mean"]
     if not evidence:
         return None
-    return make_finding(reading, "not_enough_evidence", evidence, advice, confidence=0.9, severity="info")
+    return make_finding("not_enough_evidence", evidence, advice, confidence=0.9, severity="info")
 
 
 def cannot_tell(reading: Reading, f: Features) -> tuple[str, list[str]] | None:

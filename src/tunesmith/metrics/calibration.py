@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from tunesmith.labels import Task, choose_labels
+from tunesmith.metrics.evidence import row_losses
 from tunesmith.metrics.intervals import Array, wilson_limits
-from tunesmith.metrics.table import IGNORED_LABELS, make_suite, softmax, to_numpy
+from tunesmith.metrics.table import IGNORED_LABELS, make_suite, sigmoid, softmax, to_numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +114,8 @@ def fit_temperature(logits: Array, gold: Array, task: Task, *, seed: int = 0) ->
 
 
 def log_loss_of(logits: Array, gold: Array) -> float:
-    """The mean of -log p of the label; of each label where rows have several."""
-    if gold.ndim == 2:
-        return float(np.logaddexp(0.0, np.where(gold == 1, -logits, logits)).mean())
-    top = logits.max(axis=1, keepdims=True)
-    norm = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
-    return float((norm - logits[np.arange(len(gold)), gold]).mean())
+    """Return the mean of -log p of the label; of each label if an example may have several."""
+    return float(row_losses(Task.MULTILABEL if gold.ndim == 2 else Task.MULTICLASS, logits, gold).mean())
 
 
 def _fit_temperature(logits: Array, gold: Array) -> float:
@@ -131,7 +128,7 @@ def _fit_temperature(logits: Array, gold: Array) -> float:
 
 def _calibration(logits: Array, gold: Array) -> float:
     if gold.ndim == 2:
-        return expected_calibration_error((1 / (1 + np.exp(-logits))).ravel(), gold.ravel()) or 0.0
+        return expected_calibration_error(sigmoid(logits).ravel(), gold.ravel()) or 0.0
     return expected_calibration_error(softmax(logits), gold) or 0.0
 
 

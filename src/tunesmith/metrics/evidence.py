@@ -236,63 +236,40 @@ def keep_rows(constant: BestConstant, logits: Any, labels: Any, most: int = MOST
     return RowEvidence(constant, known, predictions, row_losses(task, scores, known), confidence, int(labelled.sum()))
 
 
+def _columns(task: Task) -> dict[str, str]:
+    """Return the number format of each column of a line."""
+    whole = {Task.REGRESSION: "<f4", Task.MULTILABEL: "u1"}.get(task, "<i4")
+    return {"labels": whole, "predictions": whole, "loss": "<f4", "confidence": "<f2"}
+
+
 def encode_rows(rows: RowEvidence) -> str:
-    """One line of text."""
-    task, width = rows.task, len(rows.constant.values)
-    head = {"task": task.value, "constant": list(rows.constant.values), "rows": len(rows), "n": rows.n}
-    if task is Task.REGRESSION:
-        parts = [rows.labels.astype("<f4"), rows.predictions.astype("<f4")]
-    elif task is Task.MULTILABEL:
-        bits = (np.packbits(part.astype(np.uint8), axis=1) for part in (rows.labels, rows.predictions))
-        parts = [*bits, rows.loss.astype("<f4"), rows.confidence.astype("<f2")]
-    else:
-        kind = "u1" if width <= 256 else "<u4"
-        parts = [rows.labels.astype(kind), rows.predictions.astype(kind)]
-        parts += [rows.confidence.astype("<f2"), rows.loss.astype("<f4")]
-    data = json.dumps(head).encode() + b"\n" + b"".join(part.tobytes() for part in parts)
+    """Return one line of text."""
+    head = {"task": rows.task.value, "constant": list(rows.constant.values), "rows": len(rows), "n": rows.n}
+    columns = [getattr(rows, name).astype(kind).tobytes() for name, kind in _columns(rows.task).items()]
+    data = json.dumps(head).encode() + b"\n" + b"".join(columns)
     return base64.b85encode(zlib.compress(data, 6)).decode("ascii")
 
 
 def decode_rows(text: str) -> RowEvidence:
-    """What `encode_rows` wrote; a DataError for anything else."""
+    """Return what `encode_rows` wrote; a DataError for anything else."""
     try:
-        unpack = zlib.decompressobj()
-        data = unpack.decompress(base64.b85decode(text), _MOST_BYTES)
-        line, rest = data.split(b"\n", 1)
+        data = zlib.decompressobj().decompress(base64.b85decode(text), _MOST_BYTES)
+        line, data = data.split(b"\n", 1)
         head = json.loads(line)
         constant = BestConstant(Task(head["task"]), tuple(float(v) for v in head["constant"]))
-        if int(head["rows"]) > MOST_ROWS:
-            raise ValueError(f"{head['rows']} rows, at most {MOST_ROWS} are written")
-        return _read_columns(constant, int(head["rows"]), int(head["n"]), rest)
+        count, width, columns = int(head["rows"]), len(constant.values), {}
+        if not 0 < count <= MOST_ROWS:
+            raise ValueError(f"{count} rows, at most {MOST_ROWS} are written")
+        for name, kind in _columns(constant.task).items():
+            wide = constant.task is Task.MULTILABEL and kind == "u1"
+            found = np.frombuffer(data, kind, count * width if wide else count)
+            data = data[found.nbytes :]
+            columns[name] = (found.reshape(count, width) if wide else found).astype(
+                np.int64 if found.dtype.kind in "iu" else np.float64
+            )
+        single = constant.task in (Task.BINARY, Task.MULTICLASS)
+        if data or (single and not 0 <= columns["labels"].min() <= columns["labels"].max() < width):
+            raise ValueError("other columns than are written")
+        return RowEvidence(constant, **columns, n=int(head["n"]))
     except (ValueError, KeyError, TypeError, zlib.error, OverflowError) as error:
         raise DataError(f"row evidence cannot be read ({error})", fix="Train again to have it.") from None
-
-
-def _read_columns(constant: BestConstant, rows: int, n: int, data: bytes) -> RowEvidence:
-    width, at = len(constant.values), 0
-
-    def take(kind: str, columns: int = 1) -> Array:
-        nonlocal at
-        found = np.frombuffer(data, kind, rows * columns, at)
-        at += found.nbytes
-        return found.reshape(rows, columns) if columns > 1 else found
-
-    labels: Array
-    predictions: Array
-    confidence = np.full(rows, np.nan)
-    if constant.task is Task.REGRESSION:
-        labels, predictions = take("<f4").astype(np.float64), take("<f4").astype(np.float64)
-        loss = (labels - predictions) ** 2
-    elif constant.task is Task.MULTILABEL:
-        packed = -(-width // 8)
-        bits = [take("u1", packed).reshape(rows, packed) for _ in range(2)]
-        labels, predictions = (np.unpackbits(part, axis=1, count=width).astype(np.int64) for part in bits)
-        loss = take("<f4").astype(np.float64)
-        confidence = take("<f2").astype(np.float64)
-    else:
-        kind = "u1" if width <= 256 else "<u4"
-        labels, predictions = take(kind).astype(np.int64), take(kind).astype(np.int64)
-        confidence, loss = take("<f2").astype(np.float64), take("<f4").astype(np.float64)
-        if rows and max(labels.max(), predictions.max()) >= width:
-            raise ValueError("a label id beyond the classes")
-    return RowEvidence(constant, labels, predictions, loss, confidence, n)

@@ -35,7 +35,6 @@ class PairedResult:
     p_value: float | None
     n: int
     method: str
-    verdict: str
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict."""
@@ -61,7 +60,7 @@ def compare_predictions(
     rows_a, rows_b = (make_rows(p, references, task=task, scores=scores, decisions=d) for p, d in given)
     value_a, value_b = chosen.measure(rows_a), chosen.measure(rows_b)
     if value_a is None or value_b is None:
-        return PairedResult(name, value_a, value_b, None, None, None, None, len(rows_a), "none", "not enough evidence")
+        return PairedResult(name, value_a, value_b, None, None, None, None, len(rows_a), "none")
     if chosen.counts_right_rows:
         right_a, right_b = _right(rows_a), _right(rows_b)
         low, high, p_value = mcnemar(int((right_b & ~right_a).sum()), int((right_a & ~right_b).sum()), len(rows_a))
@@ -72,8 +71,7 @@ def compare_predictions(
     difference = value_b - value_a
     if p_value > LEVEL:  # A reader compares the interval with 0: it must not contradict the test.
         low, high = min(low, 0.0), max(high, 0.0)
-    verdict = _verdict(name, difference, low, high, p_value, len(rows_a))
-    return PairedResult(name, value_a, value_b, difference, low, high, p_value, len(rows_a), method, verdict)
+    return PairedResult(name, value_a, value_b, difference, low, high, p_value, len(rows_a), method)
 
 
 def mcnemar(gained: int, lost: int, n: int) -> tuple[float, float, float]:
@@ -171,10 +169,3 @@ def _mix(rows: Rows, other: Rows, swap: Array) -> Rows:
     both = rows.probabilities is not None and other.probabilities is not None
     probabilities = mixed(rows.probabilities, other.probabilities) if both else None  # type: ignore[arg-type]
     return Rows(rows.references, mixed(rows.decisions, other.decisions), probabilities)
-
-
-def _verdict(name: str, difference: float, low: float, high: float, p_value: float, n: int) -> str:
-    numbers = f"{name} B - A = {difference:+.4f} [{low:+.3f}, {high:+.3f}], p = {p_value:.3g}, n = {n}"
-    if p_value > LEVEL:
-        return f"no evidence of a difference ({numbers})"
-    return f"B {'is higher' if difference > 0 else 'is lower'} than A ({numbers})"

@@ -360,9 +360,8 @@ def pearson(references: Array, predictions: Array) -> float:
     """Linear correlation; NaN under two rows or when one side is constant."""
     if len(references) < 2 or np.ptp(references) == 0 or np.ptp(predictions) == 0:
         return float("nan")
-    x, y = references - references.mean(), predictions - predictions.mean()
     # Scaled first, so that very large or very small values do not over- or underflow when squared.
-    x, y = x / np.abs(x).max(), y / np.abs(y).max()
+    x, y = ((values - values.mean()) / np.abs(values - values.mean()).max() for values in (references, predictions))
     return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
 
 
@@ -749,10 +748,6 @@ class Suite:
         found = {name: metric.score(rows) for name, metric in self.metrics.items()}
         return {k: replace(v, of=self.positive_name) if k in OF_ONE_CLASS else v for k, v in found.items()}
 
-    def add(self, prediction: Any = None, reference: Any = None) -> None:
-        """Remember one row."""
-        self.add_batch(predictions=to_numpy(prediction)[None], references=to_numpy(reference)[None])
-
     def add_batch(self, *, predictions: Any, references: Any) -> None:
         """Remember rows. Shapes that do not fit are refused here, not at the end."""
         batch, expected = to_numpy(predictions), to_numpy(references)
@@ -761,22 +756,15 @@ class Suite:
             self._predictions.append(batch)
             self._references.append(expected)
 
-    def reset(self) -> None:
-        """Forget the rows added so far."""
-        self._predictions, self._references = [], []
-
     def _take(self, predictions: Any, references: Any) -> Rows:
         if (predictions is None) != (references is None):
             raise ConfigError("predictions and references go together", where="compute", fix="Give both or neither.")
-        if predictions is not None and not self._predictions:
-            rows = make_rows(predictions, references, task=self.task, scores=self.scores, thresholds=self.thresholds)
-        else:
-            if predictions is not None:
-                self.add_batch(predictions=predictions, references=references)
-            empty = [np.zeros(0)]
-            joined = np.concatenate(self._predictions or empty), np.concatenate(self._references or empty)
-            self.reset()
-            rows = make_rows(*joined, task=self.task, scores=self.scores, thresholds=self.thresholds)
+        if predictions is not None:
+            self.add_batch(predictions=predictions, references=references)
+        empty = [np.zeros(0)]
+        joined = np.concatenate(self._predictions or empty), np.concatenate(self._references or empty)
+        self._predictions, self._references = [], []
+        rows = make_rows(*joined, task=self.task, scores=self.scores, thresholds=self.thresholds)
         if not rows.sound:
             logger.warning("some of %d predictions are NaN or infinite: every metric is undefined", len(rows))
         return rows

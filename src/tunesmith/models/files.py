@@ -46,7 +46,6 @@ def resolve_model(
     name_or_path: str | Path | None = None,
     *,
     revision: str | None = None,
-    token: str | None = None,
     cache_dir: str | Path | None = None,
     allow_download: bool = True,
     need_weights: bool = True,
@@ -64,7 +63,7 @@ def resolve_model(
         raise ConfigError("there is no such folder", where=text, fix=_nearest_folder(folder))
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", text):
         raise ConfigError(f"{text!r} is neither a folder nor the name of a model")
-    found = _from_hub(text, revision, token, cache_dir, allow_download, need_weights)
+    found = _from_hub(text, revision, cache_dir, allow_download, need_weights)
     return _check_folder(found, need_weights, name=text)
 
 
@@ -128,12 +127,7 @@ def _nearest_folder(folder: Path) -> str | None:
 
 
 def _from_hub(
-    name: str,
-    revision: str | None,
-    token: str | None,
-    cache_dir: str | Path | None,
-    allow_download: bool,
-    need_weights: bool,
+    name: str, revision: str | None, cache_dir: str | Path | None, allow_download: bool, need_weights: bool
 ) -> Path:
     from huggingface_hub import constants, snapshot_download, utils
 
@@ -142,14 +136,14 @@ def _from_hub(
     if not offline:
         try:
             known = dict.fromkeys((*_cached_models(), *WELL_KNOWN))
-            info = ask_hub("model", name, revision, token, lambda: list(known))
+            info = ask_hub("model", name, revision, lambda: list(known))
         except ConnectionError as error:
             offline, reason = True, str(error)
         else:
             files = [s.rfilename for s in info.siblings or []]
             if need_weights and not any(re.fullmatch(r"model[^/]*\.safetensors", f) for f in files):
                 raise _no_weights(name, [f for f in files if "/" not in f])
-    options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
+    options: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir}
     try:
         with library_bars_off(utils, except_on_a_terminal=True):
             folder = snapshot_download(
@@ -554,14 +548,13 @@ def ask_hub(
     kind: Literal["model", "dataset"],
     name: str,
     revision: str | None,
-    token: str | None,
     known: Callable[[], list[str]],
 ) -> Any:
     """What the Hub knows of a repository; ConnectionError when it does not answer in time. `known` are names to suggest."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    ask = getattr(HfApi(token=token), f"{kind}_info")
+    ask = getattr(HfApi(), f"{kind}_info")
     try:
         return answer_within(HUB_SECONDS, lambda: ask(name, revision=revision, timeout=HUB_SECONDS))
     except GatedRepoError:

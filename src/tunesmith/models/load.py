@@ -127,7 +127,6 @@ def load_model(
     labels: LabelMap,
     *,
     ignore_mismatched_sizes: bool = False,
-    attention: str | None = None,
     new_head: bool = False,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
@@ -139,7 +138,6 @@ def load_model(
     find_weights(folder, str(folder))
     config = _make_config(folder, labels)
     require_fitting(config, stored, folder)
-    options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     with _quiet(), naming("the model cannot be loaded", folder):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             folder,
@@ -149,7 +147,6 @@ def load_model(
             dtype="float32",
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            **options,
         )
     fresh = _fresh_names(model, info, stored, labels, ignore_mismatched_sizes, str(folder))
     if new_head:

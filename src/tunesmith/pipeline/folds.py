@@ -27,7 +27,7 @@ from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.prepare import require_same_run
 from tunesmith.pipeline.results import draw_and_explain
 from tunesmith.pipeline.train import Log, RunObserver, finetune, is_finished
-from tunesmith.report.predictions import PredictedRows, make_predictions
+from tunesmith.report.predictions import PredictedRows, labeled_splits
 from tunesmith.runs.folder import RunDir, read_summary
 
 SUMMARY = "repeats.json"
@@ -131,8 +131,7 @@ def held_out_rows(folder: Path) -> PredictedRows | None:
     """Return the validation examples of a run with their predictions, or None."""
     run = RunDir(folder)
     columns, summary = read_prediction_columns(run.predictions_file), read_summary(run.data_summary_file)
-    rows = make_predictions(columns, summary, prefer=("validation",))
-    return rows if rows is not None and rows.split == "validation" else None
+    return labeled_splits(columns, summary).get("validation")
 
 
 def _to_json(found: Repeated) -> dict[str, Any]:

@@ -33,10 +33,10 @@ def tone_and_title(finding: Finding) -> tuple[str, str]:
     return tone, finding.code.replace("_", " ").capitalize()
 
 
-def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
-    """Findings about a run folder, the verdict first."""
+def diagnose_run(run: str | Path | RunDir, curves: Curves | None = None) -> list[Finding]:
+    """Return findings about a run folder, the verdict first; reads its event log unless `curves` are passed."""
     folder = run if isinstance(run, RunDir) else open_run(run)
-    curves = load_curves(folder.path)
+    curves = curves or load_curves(folder.path)
     config, summary = read_run_config(folder.config_file), read_summary(folder.data_summary_file)
     return diagnose_with(curves, config, summary, running=is_in_training(folder, curves))
 
@@ -178,7 +178,8 @@ def _truncation(cut: Mapping[str, Any]) -> str:
     if not rows:
         return f"none (limit {cut.get('max_length', '?')} tokens)"
     share = f" ({rows / of:.1%})" if of else ""
-    return f"{rows:,} rows{share} truncated to {cut.get('max_length', '?')} tokens, {cut.get('tokens_cut') or 0:,} tokens lost"
+    shown = f"{rows:,} row{'s' * (rows != 1)}{share} truncated to {cut.get('max_length', '?')} tokens"
+    return f"{shown}, {cut.get('tokens_cut') or 0:,} tokens lost"
 
 
 def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
@@ -242,7 +243,6 @@ class Report:
     """(name, value): what was run."""
     splits: TableRows
     """(split, rows, labels, truncation)."""
-    columns: TableRows
     notes: tuple[str, ...]
     """Notes from reading and checking the data."""
     decisions: tuple[str, ...]
@@ -255,8 +255,6 @@ class Report:
     """All options."""
     environment: TableRows
     command: str
-    absent: tuple[str, ...]
-    """Files of the run folder that are not there."""
 
 
 def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Report:
@@ -269,19 +267,16 @@ def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Repo
     predictions = make_predictions(read_prediction_columns(folder.predictions_file), summary)
     metrics = read_metrics(folder.metrics_file)
     scores = headline_scores(metrics, curves)
-    files = [folder.config_file, folder.environment_file, folder.metrics_file, folder.data_summary_file]
-    files.append(folder.predictions_file)
     return Report(
         name=str(config.get("run_name") or folder.name),
         curves=curves,
         scores=scores,
         headline=choose_headline(scores, curves),
         floors=floor_scores(metrics, summary),
-        findings=diagnose_with(curves, config, summary, running=is_in_training(folder, curves)),
+        findings=diagnose_run(folder, curves),
         data_findings=data_findings(summary),
         facts=run_facts(curves, config, summary, environment),
         splits=split_facts(summary),
-        columns=tuple((use, say_value(names)) for use, names in (summary.get("columns") or {}).items()),
         notes=data_notes(summary),
         decisions=tuple(summary.get("recipe") or ()),
         explained=explain_rows(predictions) if predictions is not None else None,
@@ -291,5 +286,4 @@ def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Repo
         options=option_facts(config),
         environment=environment_facts(environment),
         command=command_again(environment, folder),
-        absent=tuple(file.name for file in files if not file.is_file()),
     )

@@ -124,7 +124,7 @@ def _panel_chart(
         lines = lines[:1] if not panel.metric else lines
 
     def draw(axes: Axes, theme: Theme) -> None:
-        draw_panel(axes, runs, panels, x="step", theme=theme)
+        draw_panel(axes, runs, panels, theme)
         if panel.key == "metric" and last:  # the same scale as the loss panel next to it
             axes.set_xlim(-0.045 * last, 1.045 * last)
 

@@ -19,13 +19,12 @@ from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.table import DEFAULTS, Scale, canonical_name, greater_is_better, metric_names
-from tunesmith.report.build import diagnose_with, is_in_training, read_run_config, say_value
+from tunesmith.report.build import diagnose_run, read_run_config, say_value
 from tunesmith.report.predictions import (
     Headline,
     PredictedRows,
     headline_scores,
-    make_predictions,
-    own_columns,
+    labeled_splits,
     split_rank,
 )
 from tunesmith.runs.curves import Curves, load_curves
@@ -50,22 +49,6 @@ class Pair:
             return 0
         a, b = self.decided
         return int((a != b).reshape(len(a), -1).any(axis=1).sum())
-
-
-def labeled_splits(columns: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the splits with at least one labeled example, in reading order."""
-    labels = columns.get("label", [])
-    splits = [str(s) for s in columns.get("split", ["predictions"] * len(labels))]
-    found = dict.fromkeys(s for s, label in zip(splits, labels, strict=True) if label is not None)
-    return sorted(found, key=split_rank)
-
-
-def read_side(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], split: str) -> PredictedRows | None:
-    """Return the labeled examples of a split, or None."""
-    own = own_columns(columns, summary)
-    every = own.get("split", [split] * len(own.get("label", [])))
-    inside = [k for k, s in enumerate(every) if str(s) == split]
-    return make_predictions({name: [values[k] for k in inside] for name, values in columns.items()}, summary)
 
 
 def pair_sides(a: PredictedRows, b: PredictedRows, *, split: str) -> Pair:
@@ -185,10 +168,12 @@ def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, spli
     summaries = [read_summary(f.data_summary_file) for f in folders]
     for folder in folders:
         verify_results(folder)
-    tables = [read_prediction_columns(f.predictions_file) for f in folders]
-    runs = tuple(_compared(k, folders[k], configs[k], summaries[k]) for k in range(len(folders)))
+    sides = [
+        labeled_splits(read_prediction_columns(f.predictions_file), s) for f, s in zip(folders, summaries, strict=True)
+    ]
+    runs = tuple(_compared(k, folders[k], configs[k]) for k in range(len(folders)))
     differences = _differences(configs)
-    found = _test_all(runs, tables, summaries, configs[0], metric, split)
+    found = _test_all(runs, sides, configs[0], metric, split)
     return Comparison(
         runs=runs,
         differences=differences,
@@ -199,7 +184,7 @@ def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, spli
     )
 
 
-def _compared(k: int, folder: RunDir, config: Mapping[str, Any], summary: Mapping[str, Any]) -> ComparedRun:
+def _compared(k: int, folder: RunDir, config: Mapping[str, Any]) -> ComparedRun:
     curves = load_curves(folder.path)
     letter = chr(ord("A") + k)
     return ComparedRun(
@@ -208,7 +193,7 @@ def _compared(k: int, folder: RunDir, config: Mapping[str, Any], summary: Mappin
         path=folder.path,
         curves=dataclasses.replace(curves, name=letter),
         scores=headline_scores(read_metrics(folder.metrics_file), curves),
-        findings=diagnose_with(curves, config, summary, running=is_in_training(folder, curves)),
+        findings=diagnose_run(folder, curves),
     )
 
 
@@ -226,23 +211,20 @@ def _score_table(runs: Sequence[ComparedRun]) -> tuple[ScoreRow, ...]:
 
 def _test_all(
     runs: Sequence[ComparedRun],
-    tables: Sequence[Mapping[str, Sequence[Any]]],
-    summaries: Sequence[Mapping[str, Any]],
+    sides: Sequence[Mapping[str, PredictedRows]],
     config: Mapping[str, Any],
     metric: str | None,
     split: str | None,
 ) -> tuple[PairTest, ...]:
-    own = [own_columns(table, summary) for table, summary in zip(tables, summaries, strict=True)]
-    shared = [s for s in labeled_splits(own[0]) if all(s in labeled_splits(t) for t in own[1:])]
+    shared = [name for name in sides[0] if all(name in own for own in sides)]
     wanted = split or (shared[0] if shared else None)
-    first = read_side(tables[0], summaries[0], wanted) if wanted in shared and wanted else None
     results: list[Tested | DataError] = []
-    for table, summary in zip(tables[1:], summaries[1:], strict=True):
+    for other in sides[1:]:
         try:
-            other = read_side(table, summary, wanted) if first is not None and wanted else None
-            if first is None or other is None or wanted is None:
-                raise DataError(_no_rows(wanted, own, runs))
-            pair = pair_sides(first, other, split=wanted)
+            if wanted not in shared:
+                raise DataError(_no_rows(wanted, sides, runs))
+            first = sides[0][wanted]
+            pair = pair_sides(first, other[wanted], split=wanted)
             name = metric or main_metric(first.task, config)
             scale: Scale = "probabilities" if pair.given_a.ndim == 2 else "logits"
             given, decided = (pair.given_a, pair.given_b, pair.labels), pair.decided
@@ -255,8 +237,8 @@ def _test_all(
     return tuple(_pair_test(runs[0], run, wanted, result, p, len(results)) for run, result, p in made)
 
 
-def _no_rows(split: str | None, tables: Sequence[Mapping[str, Sequence[Any]]], runs: Sequence[ComparedRun]) -> str:
-    empty = [run.letter for run, table in zip(runs, tables, strict=True) if not table.get("label")]
+def _no_rows(split: str | None, sides: Sequence[Mapping[str, PredictedRows]], runs: Sequence[ComparedRun]) -> str:
+    empty = [run.letter for run, own in zip(runs, sides, strict=True) if not own]
     if empty:
         return f"no labeled predictions in predictions.parquet of {', '.join(empty)}: was the run finished?"
     return f"no split with labeled predictions in every run{f' is called {split!r}' if split else ''}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tunesmith.files import require_plain, write_file
-from tunesmith.runs.curves import Curves, Floats, Series
+from tunesmith.runs.curves import Curves, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,7 +137,6 @@ def more_panels(curves: Curves) -> list[Panel]:
     return [panel for panel in panels if not panel.is_empty]
 
 
-XAxis = Literal["step", "epoch"]
 POINTS = 1500
 """Raw points drawn per curve: more than a picture has pixels, few enough for an SVG of 100 kB."""
 OVERLAID = {"loss": "points: validation", "metric": "dashed: training sample"}
@@ -146,14 +145,14 @@ MIN_SPAN = 0.1
 """The least height of a panel of scores between 0 and 1."""
 
 
-def draw_curves(curves: Curves | Sequence[Curves], *, x: XAxis = "step", theme: ThemeName = "light") -> Figure:
+def draw_curves(curves: Curves | Sequence[Curves], *, theme: ThemeName = "light") -> Figure:
     """Loss and metric side by side. Colors are runs if there are several, else splits."""
     runs = [curves] if isinstance(curves, Curves) else list(curves)
     metric = next((m for c in runs if (m := c.main_metric())), None)
     figure = new_figure(width=11.0 if metric else 6.4, height=4.3, theme=theme)
     axes = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
     for place, panels in zip(axes, zip(*(main_panels(run, metric) for run in runs), strict=True), strict=True):
-        draw_panel(place, runs, panels, x=x, theme=THEMES[theme])
+        draw_panel(place, runs, panels, THEMES[theme])
         place.set_xlim(axes[0].get_xlim())  # both panels have the same x axis
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     figure.suptitle(_plain(title), color=THEMES[theme].text, fontsize=13, fontweight="bold", x=0.02, ha="left")
@@ -210,9 +209,9 @@ def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     return out.getvalue()
 
 
-def curve_pictures(curves: Curves | Sequence[Curves], *, x: XAxis = "step") -> tuple[bytes, bytes]:
+def curve_pictures(curves: Curves) -> tuple[bytes, bytes]:
     """Loss and metric as PNG and as SVG."""
-    figure = draw_curves(curves, x=x)
+    figure = draw_curves(curves)
     return figure_bytes(figure, "png"), figure_bytes(figure, "svg")
 
 
@@ -237,20 +236,20 @@ def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:
         spine.set_color(theme.grid)
 
 
-def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel], *, x: XAxis = "step", theme: Theme) -> None:
+def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel], theme: Theme) -> None:
     """One panel of each run. Colors are runs if there are several, else splits."""
     alone, (key, title, metric) = len(runs) == 1, (panels[0].key, panels[0].title, panels[0].metric)
-    style_axes(axes, theme, title=title, x_label=x if alone or key not in OVERLAID else f"{x} ({OVERLAID[key]})")
+    style_axes(axes, theme, title=title, x_label="step" if alone or key not in OVERLAID else f"step ({OVERLAID[key]})")
     for index, (run, panel) in enumerate(zip(runs, panels, strict=True)):
         for line in panel.lines:
             color = theme.side(line.side) if alone else theme.run(index)
             label = run.name if line.kind == "points" and not alone else _label(panel, line) if alone else None
             if line.kind != "raw" or len(runs) <= 3:
-                _draw_line(axes, line, x, color, label, crowded=not alone, points=POINTS if metric else POINTS // 2)
+                _draw_line(axes, line, color, label, crowded=not alone)
         if key == "loss":
-            _mark_gaps(axes, run, x, theme)
+            _mark_gaps(axes, run, theme)
         if alone and metric:
-            _mark_best(axes, run, metric, x, theme)
+            _mark_best(axes, run, metric, theme)
     if key == "loss":
         _limit_loss(axes, runs)
     elif key == "metric":
@@ -272,29 +271,23 @@ def _label(panel: Panel, line: PanelLine) -> str | None:
     return f"{panel.lines[0].name}, {line.name}" if line.kind == "smooth" else line.name
 
 
-def _x(series: Series, x: XAxis) -> Floats:
-    return np.asarray(series.step if x == "step" else series.epoch, dtype=np.float64)
-
-
-def _draw_line(
-    axes: Axes, line: PanelLine, x: XAxis, color: str, label: str | None, *, crowded: bool, points: int
-) -> None:
+def _draw_line(axes: Axes, line: PanelLine, color: str, label: str | None, *, crowded: bool) -> None:
     """Raw values faint, smoothed ones strong, evaluations as points; dashed are those on training rows."""
     series = line.series
     look: dict[str, Any] = {"color": color, "linewidth": 1.9}
     if not len(series):
         return
     if line.kind in ("raw", "smooth"):
-        series = series.thinned(points)
+        series = series.thinned(POINTS)
         look |= {"linewidth": 0.8, "alpha": 0.13 if crowded else 0.22} if line.kind == "raw" else {}
     else:
         dashed = line.kind == "dashed"
         look |= {"linestyle": (0, (4, 2)) if dashed else "-", "marker": None if len(series) > 60 else "o"}
         look |= {"markersize": 5, "markerfacecolor": axes.get_facecolor() if dashed else color}
-    axes.plot(_x(series, x), series.value, label=None if label is None else _plain(label), **look)
+    axes.plot(series.step, series.value, label=None if label is None else _plain(label), **look)
 
 
-def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> None:
+def _mark_best(axes: Axes, run: Curves, metric: str, theme: Theme) -> None:
     best = run.best()
     if best is None:
         return
@@ -302,7 +295,7 @@ def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> 
     at = np.flatnonzero((series.step == best[1]) & np.isfinite(series.value))
     if not len(at):
         return
-    where, value = float(_x(series, x)[at[0]]), float(series.value[at[0]])
+    where, value = float(series.step[at[0]]), float(series.value[at[0]])
     axes.axvline(where, color=theme.muted, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     axes.plot([where], [value], "o", ms=11, markerfacecolor="none", markeredgecolor=theme.text, markeredgewidth=1.3)
     # Under the axes, at the end of the line that names them: a note inside would lie on points.
@@ -319,11 +312,11 @@ def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> 
     )
 
 
-def _mark_gaps(axes: Axes, run: Curves, x: XAxis, theme: Theme) -> None:
+def _mark_gaps(axes: Axes, run: Curves, theme: Theme) -> None:
     """A cross on the axis where the loss or the gradient was NaN or infinite."""
     bad = np.isin(run.train_loss.step, run.non_finite) | ~np.isfinite(run.train_loss.value)
     if bad.any():
-        at = _x(run.train_loss, x)[bad][:200]
+        at = run.train_loss.step[bad][:200]
         line = axes.get_xaxis_transform()
         axes.plot(
             at,

@@ -52,19 +52,14 @@ class PredictedRows:
         return np.asarray(same.all(axis=1), dtype=bool) if same.ndim == 2 else same
 
 
-def make_predictions(
-    columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], *, prefer: Sequence[str] = ("test", "validation")
-) -> PredictedRows | None:
-    """The rows to explain: those of the first preferred split that has labels, else of the first split that has some.
-
-    Test comes first: validation rows have chosen the checkpoint.
-    """
+def labeled_splits(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> dict[str, PredictedRows]:
+    """Return the labeled examples of each split, the test split first: validation examples have selected the checkpoint."""
     used = summary.get("columns")
     wanted = used.get("text") if isinstance(used, dict) else None
     texts = {c: columns[c] for c in (wanted if isinstance(wanted, list) else ()) if c in columns}
     columns = own_columns(columns, summary)
     if not columns.get("label") or "prediction" not in columns or summary.get("task") not in tuple(Task):
-        return None
+        return {}
     task = Task(summary["task"])
     names = tuple(map(str, summary.get("labels") or ())) if task is not Task.REGRESSION else ()
     labels, predicted = (_values(columns[c], names, task) for c in ("label", "prediction"))
@@ -72,24 +67,27 @@ def make_predictions(
         known = np.array([value is not None for value in columns["label"]])
     else:
         known = np.isfinite(labels) if task is Task.REGRESSION else labels >= 0
-    splits = [str(s) for s in columns.get("split", ["predictions"] * len(labels))]
-    present = [s for s in dict.fromkeys(splits) if any(k and s == t for k, t in zip(known, splits, strict=True))]
-    if not present:
-        return None
-    split = next((s for s in prefer if s in present), present[0])
-    keep = [k for k, (labelled, own) in enumerate(zip(known, splits, strict=True)) if labelled and own == split]
-    index = columns.get("row", range(len(labels)))
-    return PredictedRows(
-        split=split,
-        names=names,
-        task=task,
-        row=np.array([int(index[k]) for k in keep], dtype=np.int64),
-        places=[_place(columns, index, k) for k in keep],
-        texts={c: ["" if values[k] is None else str(values[k]) for k in keep] for c, values in texts.items()},
-        labels=labels[keep],
-        predicted=predicted[keep],
-        probabilities=_probabilities(columns, names, keep),
-    )
+    splits = np.array([str(s) for s in columns.get("split", ["predictions"] * len(labels))], dtype=object)
+    index, found = columns.get("row", range(len(labels))), {}
+    for split in sorted(dict.fromkeys(splits[known].tolist()), key=split_rank):
+        keep = np.flatnonzero(known & (splits == split)).tolist()
+        found[split] = PredictedRows(
+            split=split,
+            names=names,
+            task=task,
+            row=np.array([int(index[k]) for k in keep], dtype=np.int64),
+            places=[_place(columns, index, k) for k in keep],
+            texts={c: ["" if values[k] is None else str(values[k]) for k in keep] for c, values in texts.items()},
+            labels=labels[keep],
+            predicted=predicted[keep],
+            probabilities=_probabilities(columns, names, keep),
+        )
+    return found
+
+
+def make_predictions(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> PredictedRows | None:
+    """Return the labeled examples of the test split, or of the first split that has some."""
+    return next(iter(labeled_splits(columns, summary).values()), None)
 
 
 def _place(columns: Mapping[str, Sequence[Any]], index: Sequence[Any], at: int) -> str:

@@ -212,7 +212,7 @@ def apply_speedups(
 
 
 def _why_padded(model: nn.Module, padding: Padding) -> str | None:
-    if padding.fixed_length or padding.multiple_of:
+    if padding.multiple_of:
         return "a fixed length was requested"
     if padding.side == "left":  # positions include the padding, and the first token of a row is padding
         return "rows are padded on the left"
@@ -227,7 +227,7 @@ def _shaped(
     if isinstance(collate, Packing):
         return replace(collate, filled=True, finest=64 if fused is None else 128)
     longest = longest if rows is None else int(rows.lengths.max(initial=0))
-    if not longest or collate.fixed_length or collate.multiple_of:
+    if not longest or collate.multiple_of:
         return collate  # type: ignore[no-any-return]
     made = bucketed(collate, longest)
     applied["length_buckets"] = made.switch

@@ -121,21 +121,3 @@ def test_group_by_length_leaves_little_padding() -> None:
 
     assert padded("random") > 1.5
     assert padded("group_by_length") < 1.06
-
-
-@pytest.mark.parametrize("sampling", ["random", "group_by_length"])
-def test_drop_last_leaves_out_other_rows_in_each_epoch(sampling: Any) -> None:
-    def left_out(epoch: int) -> set[int]:
-        order = epoch_order(
-            103, seed=7, epoch=epoch, rows_per_step=16, sampling=sampling, lengths=LENGTHS, drop_last=True
-        )
-        assert [len(order.window(i)) for i in range(len(order))] == [16] * 6
-        seen = {int(row) for i in range(len(order)) for row in order.window(i)}
-        assert len(seen) == 96
-        return set(range(103)) - seen
-
-    epochs = [left_out(epoch) for epoch in range(40)]
-    assert epochs[3] == left_out(3), "a pure function of seed and epoch"
-    assert len(set().union(*epochs)) > 80, "sooner or later it is every row's turn"
-    shortest = set(np.argsort(LENGTHS[:103], kind="stable")[:7].tolist())
-    assert sum(len(out & shortest) for out in epochs) < 60, "17 to be expected of 280"

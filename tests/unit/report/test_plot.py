@@ -49,7 +49,7 @@ def test_notes_titles_and_legends_cover_neither_points_nor_each_other(
 
 def test_several_runs_share_one_picture_and_are_named(curves: Curves, synthetic: SimpleNamespace) -> None:
     other = curves_from_events(synthetic.make_run([0.5], [0.45]), name="second")
-    figure = draw_curves([curves, other], x="epoch", theme="dark")
+    figure = draw_curves([curves, other], theme="dark")
     assert "second" in figure.axes[0].get_legend_handles_labels()[1]
     assert figure_bytes(figure, "png")
 

@@ -134,7 +134,6 @@ def test_a_run_with_nothing_but_its_first_line_still_gets_a_page(tmp_path: Path)
     page = render_report(build_report(tmp_path))
     assert "Not enough evidence" in page
     assert "No evaluation has been made yet" in page
-    assert "predictions.parquet" in page
 
 
 def test_a_run_that_was_not_finite_says_so(synthetic: SimpleNamespace, tmp_path: Path) -> None:

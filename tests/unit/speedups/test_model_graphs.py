@@ -476,6 +476,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return found
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3}], ids=["one", "accumulation"])
 def test_trainer_with_own_loss_replays_the_encoder(tmp_path: Path, stand_in: StandIn, options: dict[str, Any]) -> None:
     ours = train(Weighted, tmp_path / "ours", make_model(), **options)
@@ -488,6 +489,7 @@ def test_trainer_with_own_loss_replays_the_encoder(tmp_path: Path, stand_in: Sta
     assert (tmp_path / "ours" / "journal.jsonl").read_text().count("Speedups: CUDA graph of the encoder.") == 1
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize(
     "name",
     [
@@ -515,6 +517,7 @@ def test_script_of_the_benchmark_has_the_losses_of_transformers(
     assert Trainer._stand_in_for_capture.replayed >= 8
 
 
+@pytest.mark.trains
 def test_trainer_resumes_with_the_same_bits(tmp_path: Path, stand_in: StandIn) -> None:
     options = {"save_strategy": "steps", "save_steps": 6}
     one = train(Weighted, tmp_path / "one", make_model(hidden_dropout_prob=0.2), **options)
@@ -524,6 +527,7 @@ def test_trainer_resumes_with_the_same_bits(tmp_path: Path, stand_in: StandIn) -
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), again.model.parameters(), strict=True))
 
 
+@pytest.mark.trains
 def test_trainer_reports_a_failed_capture_once(tmp_path: Path, stand_in: StandIn) -> None:
     stand_in.fails = RuntimeError("broken")
     ours = train(Weighted, tmp_path, make_model())

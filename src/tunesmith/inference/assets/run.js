@@ -55,7 +55,6 @@ const draw_findings = (list) => {
   at("findings").replaceChildren(...list.map((finding, place) => {
     const box = make("div", "verdict " + finding.kind + (place ? " second" : ""));
     const head = make("h3", "", (place ? "Also: " : "") + finding.title);
-    if (finding.confidence !== null) head.append(" ", make("span", "sure", "confidence " + Math.round(100 * finding.confidence) + "%"));
     box.append(head, make("p", "", finding.evidence.charAt(0).toUpperCase() + finding.evidence.slice(1) + "."));
     if (finding.advice.length) {
       const steps = make("ol");
