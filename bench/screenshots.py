@@ -1,10 +1,9 @@
-"""Makes the pictures of the README: the report, the board's list, a run while it trains, a comparison.
+"""Take the screenshots of the README: the report, the board's list of runs, a run while it trains, a comparison.
 
     python bench/screenshots.py RUNS_DIR [--output docs/images]
 
-RUNS_DIR holds two or more finished runs. For the live picture one of their journals is written again, step by step, into a
-run of its own, beside copies of the others. Needs chromium; pictures are cut to 256 colours' worth of size by Pillow if it
-is there.
+RUNS_DIR contains at least two finished runs. For the live screenshot, one run's event log is replayed into a new run, next to
+copies of the others. Needs Chromium. If Pillow is installed, images are reduced to 256 colors.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LEFT_BEHIND = shutil.ignore_patterns("checkpoint-*", "best", "*.html", "*.png", 
 
 
 def start_board(root: Path, state: Path) -> tuple[subprocess.Popen[str], str]:
-    """The process and its address."""
+    """Start the board; return the process and its address."""
     command = [sys.executable, "-m", "tunesmith", "board", str(root), "--port", "0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"XDG_STATE_HOME": str(state)}
@@ -36,7 +35,7 @@ def start_board(root: Path, state: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def replay(run: Path, share: float, target: Path) -> None:
-    """The first part of a run, as if it were being trained now."""
+    """Write the first part of a run, as if it were still training."""
     target.mkdir()
     shutil.copy(run / "run.yaml", target)
     text = (target / "run.yaml").read_text(encoding="utf-8")
@@ -49,7 +48,7 @@ def replay(run: Path, share: float, target: Path) -> None:
 
 
 def shrink(path: Path) -> None:
-    """Fewer colours: these pictures have few, and a README should load quickly."""
+    """Reduce the number of colors, so that the README loads quickly."""
     try:
         from PIL import Image
     except ImportError:
@@ -61,12 +60,14 @@ def shrink(path: Path) -> None:
 
 
 def take_all(browser: Browser, address: str, runs: list[str], output: Path) -> None:
-    """Every picture."""
+    """Take all screenshots."""
     own = address.split("/?")[0]
     browser.look(width=1180, height=640)
     browser.open(address)
     browser.wait("document.getElementById('live').textContent === 'live'")
-    browser.wait("[...document.querySelectorAll('#rows .tone')].every((cell) => cell.textContent)")  # pushed by and by
+    browser.wait(
+        "[...document.querySelectorAll('#rows .tone')].every((cell) => cell.textContent)"
+    )  # the rows arrive one by one
     browser.screenshot(output / "board.png")
     browser.look(width=1180, height=1000)
     browser.open(f"{own}/runs/in-training")
@@ -92,14 +93,14 @@ def take_all(browser: Browser, address: str, runs: list[str], output: Path) -> N
 
 
 def main() -> None:
-    """Copies the runs, serves them, takes the pictures."""
+    """Copy the runs, serve them, and take the screenshots."""
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", type=Path)
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "docs" / "images")
     args = parser.parse_args()
     found = sorted(p.parent for p in args.runs.glob("*/predictions.parquet"))
     if len(found) < 2:
-        raise SystemExit(f"{args.runs} holds {len(found)} finished runs; two are needed")
+        raise SystemExit(f"{args.runs} contains {len(found)} finished runs; two are needed")
     args.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="project-") as temporary:
         root = Path(temporary) / "runs"
