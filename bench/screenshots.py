@@ -31,7 +31,8 @@ def start_board(root: Path, state: Path) -> tuple[subprocess.Popen[str], str]:
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"XDG_STATE_HOME": str(state)}
     )
     assert process.stdout is not None
-    return process, next(line.strip() for line in process.stdout if "http://" in line)
+    own = next(line.strip() for line in process.stdout if "http://" in line).split("/?")[0]
+    return process, f"{own}/?token={(state / 'tunesmith' / 'board-token').read_text()}"
 
 
 def replay(run: Path, share: float, target: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from patience import patient
+from tunesmith.inference.server import load_token
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -20,8 +21,8 @@ class BoardProcess:
         environment = ENVIRONMENT | {"XDG_STATE_HOME": str(state)}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self.process.stdout is not None
-        self.address = next(line.strip() for line in self.process.stdout if "http://" in line)
-        self.own = self.address.split("/?")[0]
+        self.own = next(line.strip() for line in self.process.stdout if "http://" in line).split("/?")[0]
+        self.address = f"{self.own}/?token={load_token(state / 'tunesmith' / 'board-token')}"
         self.port = int(self.own.rsplit(":", 1)[1])
 
     def stop(self) -> int:

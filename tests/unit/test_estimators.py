@@ -64,13 +64,6 @@ def test_scikit_learns_checks_pass(check: Callable[[str, Any], None], estimator:
     check(estimator.__name__, estimator(**settings))
 
 
-@pytest.mark.parametrize("estimator", [TextClassifier, TextRegressor])
-def test_check_estimator_finds_nothing(estimator: Any, settings: dict[str, Any]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that it has no data for an estimator of texts
-        estimator_checks.check_estimator(estimator(**settings))
-
-
 WITH_DATA = (
     *("check_estimators_overwrite_params", "check_dont_overwrite_parameters", "check_estimators_fit_returns_self"),
     *(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 from tunesmith.cli.parser import add_flag
@@ -38,16 +39,16 @@ def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped; return the exit code."""
     from tunesmith.inference.board import Board
-    from tunesmith.inference.server import Listen, load_token, serve_forever
+    from tunesmith.inference.server import Listen, load_token, serve_forever, token_file
 
     board = Board(args.runs_dir)
     token = load_token(new=args.new_token)
 
     def ready(address: str) -> None:
-        print(
-            f"runs in {args.runs_dir}\n\n  {address}/?token={token}\n\nPress Ctrl-C to stop the board; runs continue.",
-            flush=True,
-        )
+        # A file or a pipe may be a log that others read.
+        shown = token if sys.stdout.isatty() else f"$(cat {shlex.quote(str(token_file()))})"
+        print(f"runs in {args.runs_dir}\n\n  {address}/?token={shown}\n")
+        print("Press Ctrl-C to stop the board; runs continue.", flush=True)
         warn_network(args.host)
 
     serve_forever(board, Listen(args.host, args.port, token, args.allow_host), ready)

@@ -43,7 +43,7 @@ TRAINING_BAR: dict[str, Any] = {
 ROWS_BAR: dict[str, Any] = {"unit": " rows", "bar_format": _BAR + "{n:,}/{total:,} rows" + _REST}
 BYTES_BAR: dict[str, Any] = {"unit": "B", "unit_scale": True, "bar_format": _BAR + "{n_fmt}/{total_fmt}" + _REST}
 DETAILS = (
-    *("Recipe: ", "New, to be trained", "Speedups: ", "Tokens: no row", "Order: "),
+    *("Recipe: ", "New, to be trained", "Speedups: ", "Tokens: no row", "Order: ", "Plan: "),
     "F1, precision and recall are",
 )
 """Messages that begin like this are printed only with -v; the report contains them."""
@@ -82,7 +82,6 @@ class Console:
         self.bars = self.stream.isatty() and os.environ.get("TERM") != "dumb" if bars is None else bars
         self.logging_steps = logging_steps
         self.verbose = verbose
-        self._observer = RunObserver()
         self._training: Any = None
         self._bar: Any = None
         self._what: str | None = None
@@ -96,8 +95,7 @@ class Console:
 
     def observer(self) -> RunObserver:
         """Return the observer to pass to `finetune`."""
-        self._observer = RunObserver(self.say, self.progress, self.plan, [self.on])
-        return self._observer
+        return RunObserver(self.say, self.progress, self.plan, [self.on])
 
     def say(self, text: str) -> None:
         """Print a sentence above the bars, wrapped to the terminal width. Details are printed only if verbose."""

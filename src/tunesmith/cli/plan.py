@@ -9,11 +9,14 @@ import argparse
 import json
 import os
 import shutil
+import signal
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from typing import Any
 
 from tunesmith.cli.console import format_bytes, format_duration, quiet_libraries
 from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
@@ -75,7 +78,7 @@ def forecast_run(config: RunConfig) -> Forecast:
 
 def _measure(config: RunConfig) -> Forecast:
     """Measure in a new process, so that its peak memory is that of one run."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_silence) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin) as pool:
         try:
             return pool.submit(_measure_here, config, time.time()).result()
         except BrokenProcessPool:
@@ -83,8 +86,14 @@ def _measure(config: RunConfig) -> Forecast:
             raise ResourceError("the process that measures some steps was killed", fix=fix) from None
 
 
-def _silence() -> None:
-    """Discard what libraries print in the process that measures."""
+def _begin() -> None:
+    """Discard what libraries print in the process that measures, and end it if its parent is killed."""
+
+    def watch(parent: Any) -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, args=(parent_process(),), daemon=True).start()
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     quiet_libraries()

@@ -28,7 +28,6 @@ TRAIN_ABOVE = 2.5
 
 
 def make_finding(
-    reading: Reading,
     code: str,
     evidence: str,
     advice: Sequence[str],
@@ -37,10 +36,7 @@ def make_finding(
     severity: Severity = "warning",
     **numbers: Any,
 ) -> Finding:
-    """Return a finding with one to three next actions and the best step among its numbers."""
-    best = reading.curves.best()
-    if best is not None:
-        numbers |= {"best_metric": best[0], "best_step": best[1], "best_value": best[2]}
+    """Return a finding with one to three next actions."""
     actions = tuple(dict.fromkeys(advice))[:3]
     return Finding(code, severity, evidence, actions, round(min(max(confidence, 0.05), 0.99), 2), numbers)
 

@@ -232,9 +232,7 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
         numbers["label_noise"] = reading.label_noise.to_json()
     if close and code == next(iter(likely)):
         numbers["close"] = {c: round(p, 2) for c, p in close}
-    if code == "overfitting":
-        numbers["lowest_loss_step"] = int(reading.step[reading.best])
-    found = [make_finding(reading, code, evidence, advice, confidence=sure, severity=severity, **numbers)]
+    found = [make_finding(code, evidence, advice, confidence=sure, severity=severity, **numbers)]
     return found + _remarks(reading, features, code)
 
 
@@ -273,7 +271,7 @@ def _remarks(reading: Reading, features: Features, first: str) -> list[Finding]:
     if reading.rows is not None and first in ("healthy", "overfitting", "calibration_drift") and features.ignored:
         codes.append("class_ignored")
     found = [(code, *EXPLAIN[code](reading, features)) for code in codes]
-    return [make_finding(reading, *parts, confidence=0.9, severity="info") for parts in found]
+    return [make_finding(*parts, confidence=0.9, severity="info") for parts in found]
 
 
 def _lost(reading: Reading) -> Finding | None:
@@ -281,9 +279,7 @@ def _lost(reading: Reading) -> Finding | None:
     evidence, confidence = _not_finite(reading) or _blown_up(reading) or ("", 0.0)
     if not evidence:
         return None
-    return make_finding(
-        reading, "diverged", evidence, diverged_advice(reading), confidence=confidence, severity="error"
-    )
+    return make_finding("diverged", evidence, diverged_advice(reading), confidence=confidence, severity="error")
 
 
 def _not_finite(reading: Reading) -> tuple[str, float] | None:
@@ -347,7 +343,7 @@ def _too_little(reading: Reading, features: Features | None) -> Finding | None:
         advice = ["--metric_name pearson,mse,r2: they show whether the model is better than the mean"]
     if not evidence:
         return None
-    return make_finding(reading, "not_enough_evidence", evidence, advice, confidence=0.9, severity="info")
+    return make_finding("not_enough_evidence", evidence, advice, confidence=0.9, severity="info")
 
 
 def cannot_tell(reading: Reading, f: Features) -> tuple[str, list[str]] | None:

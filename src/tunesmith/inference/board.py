@@ -31,9 +31,9 @@ from starlette.routing import Route
 
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import Evaluated, NonFinite, Note, RunEnded
-from tunesmith.files import BadFile, is_plain, open_plain, parse_json
+from tunesmith.files import is_plain
 from tunesmith.findings import Finding
-from tunesmith.inference.server import retry_later
+from tunesmith.inference.server import Service, retry_later
 from tunesmith.report.build import diagnose_run, diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.report.plots import PanelLine, main_panels, more_panels
@@ -59,7 +59,6 @@ ScoreCell = tuple[str, float, float | None, float | None]
 """Name, value, and the 95% interval."""
 Verdict = tuple[str, str]
 """Kind (good, warn, bad, info) and title."""
-_OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
 DIAGNOSIS_SECONDS = 15.0
 """Minimum time between two diagnoses of a run in training."""
 POINTS = 900
@@ -74,10 +73,10 @@ VERDICT_SECONDS = 0.3
 """Maximum time per update of the list for new diagnoses: 200 runs (5 s of CPU) take half a minute."""
 
 
-class Board:
+class Board(Service):
     """The handlers of `tunesmith board`."""
 
-    token_hint = "open the address that `tunesmith board` printed, which contains the token"
+    token_hint = "open the address that `tunesmith board` printed, with the token"
 
     def __init__(self, runs: str | Path) -> None:
         if not Path(runs).is_dir():
@@ -101,15 +100,9 @@ class Board:
         }
         return [Route(path, handler, methods=["GET"]) for path, handler in pages.items()]
 
-    def start(self) -> None:
-        """Do nothing: there is no model to load."""
-
     def close(self) -> None:
         """End the streams of all watching pages."""
         self.streams.close()
-
-    def stop(self) -> None:
-        """Do nothing: there are no threads."""
 
     async def _list(self, request: Request) -> Response:
         return HTMLResponse(_template("list.html.j2").render(root=str(self.index.root)))
@@ -385,20 +378,12 @@ def _read_row(key: str, run: RunDir, updated: float) -> RunRow:
 
 
 def _names(run: RunDir) -> tuple[str, str]:
-    """Return run name and model from run.yaml without a YAML parser, which takes seconds for 200 runs."""
-    found: dict[str, str] = {}
+    """Return the names of the run and of its model."""
     try:
-        with open_plain(run.config_file) as file:
-            text = file.read(100_000).decode("utf-8", "replace")
-    except (OSError, BadFile):
-        text = ""
-    for name, value in _OPTION.findall(text):
-        try:
-            read = parse_json(value)
-        except BadFile:
-            read = value
-        found[name] = str(read)[:200] if read is not None and read != "null" else ""
-    return found.get("run_name") or run.name, Path(found.get("model_name_or_path") or "").name
+        config = read_run_config(run.config_file)
+    except (TunesmithError, OSError):
+        config = {}
+    return str(config.get("run_name") or run.name)[:200], Path(str(config.get("model_name_or_path") or "")).name[:200]
 
 
 def _first_score(metrics: dict[str, Any]) -> ScoreCell | None:

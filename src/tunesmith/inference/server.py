@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 from urllib.parse import parse_qsl, urlencode
 
 import uvicorn
@@ -73,14 +73,15 @@ READING = ("GET", "HEAD")
 _MAX_AGE = 30 * 24 * 3600
 
 
-class Service(Protocol):
+class Service:
     """An application to serve: the board, or one model."""
 
-    token_hint: str
+    token_hint = "send the token"
     """The error message for a client without the token."""
 
     def routes(self) -> list[Route]:
         """Return all routes."""
+        raise NotImplementedError
 
     def start(self) -> None:
         """Called once before the first request."""

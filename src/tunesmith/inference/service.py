@@ -29,7 +29,7 @@ from tunesmith import __version__
 from tunesmith.errors import DataError, NumericsError, TunesmithError
 from tunesmith.files import folder_version
 from tunesmith.inference.model_folder import ModelFacts, model_folder_of, read_facts
-from tunesmith.inference.server import MAX_BODY_BYTES, read_json_body, retry_later
+from tunesmith.inference.server import MAX_BODY_BYTES, Service, read_json_body, retry_later
 from tunesmith.inference.tables import Prediction, make_predictions, probabilities_of
 from tunesmith.models.files import read_config_file
 
@@ -302,7 +302,7 @@ class Metrics:
         return generate_latest(registry)
 
 
-class PredictionService:
+class PredictionService(Service):
     """The handlers of `tunesmith serve`."""
 
     token_hint = "send the key of the service: Authorization: Bearer KEY"
@@ -343,9 +343,6 @@ class PredictionService:
                 log.error(json.dumps({"event": "load", "problem": str(error)}))
 
         threading.Thread(target=load, name="tunesmith-load", daemon=True).start()
-
-    def close(self) -> None:
-        """Do nothing: there are no streams."""
 
     def stop(self) -> None:
         """End the thread of the model."""

@@ -33,10 +33,10 @@ def tone_and_title(finding: Finding) -> tuple[str, str]:
     return tone, finding.code.replace("_", " ").capitalize()
 
 
-def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
-    """Findings about a run folder, the verdict first."""
+def diagnose_run(run: str | Path | RunDir, curves: Curves | None = None) -> list[Finding]:
+    """Return findings about a run folder, the verdict first; reads its event log unless `curves` are passed."""
     folder = run if isinstance(run, RunDir) else open_run(run)
-    curves = load_curves(folder.path)
+    curves = curves or load_curves(folder.path)
     config, summary = read_run_config(folder.config_file), read_summary(folder.data_summary_file)
     return diagnose_with(curves, config, summary, running=is_in_training(folder, curves))
 
@@ -273,7 +273,7 @@ def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Repo
         scores=scores,
         headline=choose_headline(scores, curves),
         floors=floor_scores(metrics, summary),
-        findings=diagnose_with(curves, config, summary, running=is_in_training(folder, curves)),
+        findings=diagnose_run(folder, curves),
         data_findings=data_findings(summary),
         facts=run_facts(curves, config, summary, environment),
         splits=split_facts(summary),

@@ -19,7 +19,7 @@ from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.table import DEFAULTS, Scale, canonical_name, greater_is_better, metric_names
-from tunesmith.report.build import diagnose_with, is_in_training, read_run_config, say_value
+from tunesmith.report.build import diagnose_run, read_run_config, say_value
 from tunesmith.report.predictions import (
     Headline,
     PredictedRows,
@@ -171,7 +171,7 @@ def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, spli
     sides = [
         labeled_splits(read_prediction_columns(f.predictions_file), s) for f, s in zip(folders, summaries, strict=True)
     ]
-    runs = tuple(_compared(k, folders[k], configs[k], summaries[k]) for k in range(len(folders)))
+    runs = tuple(_compared(k, folders[k], configs[k]) for k in range(len(folders)))
     differences = _differences(configs)
     found = _test_all(runs, sides, configs[0], metric, split)
     return Comparison(
@@ -184,7 +184,7 @@ def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, spli
     )
 
 
-def _compared(k: int, folder: RunDir, config: Mapping[str, Any], summary: Mapping[str, Any]) -> ComparedRun:
+def _compared(k: int, folder: RunDir, config: Mapping[str, Any]) -> ComparedRun:
     curves = load_curves(folder.path)
     letter = chr(ord("A") + k)
     return ComparedRun(
@@ -193,7 +193,7 @@ def _compared(k: int, folder: RunDir, config: Mapping[str, Any], summary: Mappin
         path=folder.path,
         curves=dataclasses.replace(curves, name=letter),
         scores=headline_scores(read_metrics(folder.metrics_file), curves),
-        findings=diagnose_with(curves, config, summary, running=is_in_training(folder, curves)),
+        findings=diagnose_run(folder, curves),
     )
 
 

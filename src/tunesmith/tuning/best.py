@@ -95,6 +95,8 @@ WARM_READS, TIMED_READS = 3, 5
 SPLIT = "out_of_fold"
 """The name of the held-out scores in metrics.json."""
 TINY = 1e-12
+STATES = ("done", "stopped", "failed")
+"""How a trial may end."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended: done, stopped or failed. For `score`, larger is better; `examples` were trained on, over all epochs."""
+    """How a trial ended. For `score`, larger is better; `examples` were trained on, over all epochs."""
 
     state: str
     metric: str | None = None
@@ -234,8 +236,8 @@ class BestSearch:
         try:
             outcome = Outcome(**found)
             numbers = (outcome.seconds, outcome.examples, outcome.score if outcome.state == "done" else 0.0)
-            if not all(isinstance(number, (int, float)) for number in numbers):
-                raise TypeError("a number is missing")
+            if outcome.state not in STATES or not all(isinstance(number, (int, float)) for number in numbers):
+                raise TypeError("a state or a number is missing")
         except TypeError as error:
             raise damaged(self._record_file, f"does not describe the trial {name} ({error})") from None
         run = RunDir(self.folder / name)

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from synthetic_runs import make_folder, make_run
+from tunesmith.cli.main import main
 from tunesmith.events import NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
+from tunesmith.inference import server
 from tunesmith.inference.board import LiveRun, RunIndex, encode_message, is_running, status_of
 from tunesmith.inference.server import load_token
 from tunesmith.runs.curves import load_curves
@@ -190,6 +192,18 @@ def test_the_token_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
     file.symlink_to(target)
     assert load_token(file) != "e" * 43
     assert target.read_text() == "e" * 43
+
+
+def test_board_prints_its_token_only_on_a_terminal(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(server, "serve_forever", lambda board, listen, ready: ready("http://127.0.0.1:1"))
+    assert main(["board", str(runs)]) == 0
+    assert load_token() not in capsys.readouterr().out, "stdout may be a log file"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["board", str(runs)]) == 0
+    assert f"http://127.0.0.1:1/?token={load_token()}" in capsys.readouterr().out
 
 
 STEP = (

@@ -13,7 +13,7 @@ import sklearn.metrics as sk
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.table import GLUE, load, make_suite, metric_names, sigmoid, softmax
+from tunesmith.metrics.table import GLUE, METRICS, greater_is_better, load, make_suite, metric_names, sigmoid, softmax
 
 
 @pytest.mark.parametrize("k", [2, 3, 7])
@@ -207,3 +207,10 @@ def test_the_suite_imports_neither_torch_nor_scipy():
     code = "import sys, tunesmith.metrics.table; print(sorted({'torch', 'scipy', 'sklearn', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_direction_comes_from_the_table_and_for_other_names_from_their_ending() -> None:
+    lower = {m.name for m in METRICS if not greater_is_better(m.name)}
+    assert lower == {"log_loss", "mse", "mae"}
+    assert not any(map(greater_is_better, ("loss", "my_loss", "rmse", "token_error", "brier", "dev_mse")))
+    assert all(map(greater_is_better, ("bleu", "lossless", "exact_match")))

@@ -151,19 +151,6 @@ def as_dataset(rows: list[dict[str, Any]]) -> Any:
     return Dataset.from_list(rows)
 
 
-def as_frame(rows: list[dict[str, Any]]) -> Any:
-    import pandas
-
-    return pandas.DataFrame(rows)
-
-
-@pytest.mark.parametrize("make", [list, as_dataset, as_frame])
-def test_rows_come_as_python_objects(make: Any, train: Any) -> None:
-    result, said = train(train_data=make(mood()), validation_data=make(mood(48)[40:]))
-    assert result.scores["validation"]["accuracy"].n == 8
-    assert "Rows: 40 train, 8 validation." in said
-
-
 def test_dataset_dict_brings_its_splits_and_class_names(train: Any, tmp_path: Path) -> None:
     from datasets import ClassLabel, DatasetDict
 
@@ -215,13 +202,6 @@ def test_head_for_other_labels_is_reinitialized(train: Any, tmp_path: Path) -> N
     before, after = load_file(model / "model.safetensors"), load_file(result.run.model / "model.safetensors")
     assert not before["classifier.weight"].allclose(after["classifier.weight"], atol=1e-4)
     assert before["bert.pooler.dense.weight"].allclose(after["bert.pooler.dense.weight"], atol=1e-6)
-
-
-def test_trained_model_is_trained_further(train: Any, tmp_path: Path) -> None:
-    first, _ = train(train_data=mood(), output_dir=tmp_path / "first", learning_rate=3e-3, max_steps=60)
-    again, said = train(train_data=mood(60)[20:], model_name_or_path=first.run.model, max_steps=2, learning_rate=1e-5)
-    assert not any("new, to be trained" in note for note in said)
-    assert (again.scores["validation"]["accuracy"].value or 0) >= 0.75
 
 
 def long_rows(count: int) -> list[dict[str, Any]]:

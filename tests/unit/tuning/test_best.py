@@ -288,6 +288,7 @@ def test_best_with_changed_inputs_is_refused(
         b'{"inputs": INPUTS, "runs": [1]}',
         b'{"inputs": INPUTS, "runs": {"auto-fold-1": {"x": 1}}}',
         b'{"inputs": INPUTS, "runs": {"auto-fold-1": {"state": "done", "score": "high"}}}',
+        b'{"inputs": INPUTS, "runs": {"auto-fold-1": {"state": 3}}}',
     ],
 )
 def test_damaged_record_is_reported_by_name(explored: Path, home: Path, content: bytes, capsys: Any) -> None:
