@@ -215,7 +215,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
 
 
 def chance_error(logits: Any, task: Any) -> float:
-    """Return the calibration error that a perfect model would show on this many examples, with labels drawn from its probabilities."""
+    """Return the calibration error of a perfect model on this many examples: labels are drawn from its probabilities."""
     from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
 
