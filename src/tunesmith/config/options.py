@@ -103,7 +103,7 @@ class Options:
     label_column_name: str | None = None
     """Label column, or several 0/1 columns separated by commas. Default: detected."""
     label_separator: str | None = None
-    """Separator of several labels in one cell: a character, comma, semicolon, pipe, slash or none. Default: detected."""
+    """Separator of labels in a cell: a character, comma, semicolon, pipe, slash, json (list) or none. Default: detected."""
     positive_label: str | None = None
     """Class that F1, precision and recall refer to in binary tasks. Default: 1 for 0/1 labels, otherwise the rarer class."""
     merge_label_variants: bool = False
