@@ -1,124 +1,70 @@
-"""Makes the pictures of the README: the report, the board's list, a run while it trains, a comparison.
+"""Take pictures of reports and comparisons in Chromium, at 1400 and 390 pixels.
 
-    python bench/screenshots.py RUNS_DIR [--output docs/images]
-
-RUNS_DIR holds two or more finished runs. For the live picture one of their journals is written again, step by step, into a
-run of its own, beside copies of the others. Needs chromium; pictures are cut to 256 colours' worth of size by Pillow if it
-is there.
+python bench/screenshots.py runs/demo --readme          # docs/images/report.png of the README
+python bench/screenshots.py RUN [RUN ...] --output DIR  # all pages: each report, and the comparison of all runs
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
-from devtools import Browser
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "browser"))
+from devtools import Browser  # noqa: E402
 
-LIMIT_BYTES = 300_000
-LEFT_BEHIND = shutil.ignore_patterns("checkpoint-*", "best", "*.html", "*.png", "*.svg")
+from tunesmith.report.build import build_report  # noqa: E402
+from tunesmith.report.compare import compare_runs  # noqa: E402
+from tunesmith.report.render import write_comparison, write_report  # noqa: E402
 
-
-def start_board(root: Path, state: Path) -> tuple[subprocess.Popen[str], str]:
-    """The process and its address."""
-    command = [sys.executable, "-m", "tunesmith", "board", str(root), "--port", "0"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"XDG_STATE_HOME": str(state)}
-    )
-    assert process.stdout is not None
-    own = next(line.strip() for line in process.stdout if "http://" in line).split("/?")[0]
-    return process, f"{own}/?token={(state / 'tunesmith' / 'board-token').read_text()}"
-
-
-def replay(run: Path, share: float, target: Path) -> None:
-    """The first part of a run, as if it were being trained now."""
-    target.mkdir()
-    shutil.copy(run / "run.yaml", target)
-    text = (target / "run.yaml").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if not line.startswith("run_name:")]
-    (target / "run.yaml").write_text("\n".join([*lines, f'run_name: "{target.name}"']), encoding="utf-8")
-    if (run / "data_summary.json").exists():
-        shutil.copy(run / "data_summary.json", target)
-    journal = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
-    (target / "journal.jsonl").write_bytes(b"".join(journal[: int(len(journal) * share)]))
+WIDTHS = (1400, 390)
+README_HEIGHT = 1800
 
 
 def shrink(path: Path) -> None:
-    """Fewer colours: these pictures have few, and a README should load quickly."""
-    try:
-        from PIL import Image
-    except ImportError:
-        return
+    """Reduce the number of colors: these pictures have few, and a README should load quickly."""
+    from PIL import Image
+
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(colors=192, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
-            path, optimize=True
-        )
+        few = picture.convert("RGB").quantize(colors=192, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
 
 
-def take_all(browser: Browser, address: str, runs: list[str], output: Path) -> None:
-    """Every picture."""
-    own = address.split("/?")[0]
-    browser.look(width=1180, height=640)
-    browser.open(address)
-    browser.wait("document.getElementById('live').textContent === 'live'")
-    browser.wait("[...document.querySelectorAll('#rows .tone')].every((cell) => cell.textContent)")  # pushed by and by
-    browser.screenshot(output / "board.png")
-    browser.look(width=1180, height=1000)
-    browser.open(f"{own}/runs/in-training")
-    browser.wait("document.querySelectorAll('.plot').length >= 2 && !document.querySelector('#findings .none')")
-    time.sleep(0.5)
-    browser.screenshot(output / "board-run.png")
-    browser.look(width=1180, height=1000, dark=True)
-    browser.screenshot(output / "board-run-dark.png")
-    browser.look(width=1180, height=1060)
-    browser.open(f"{own}/compare?run={runs[0]}&run={runs[1]}")
-    browser.screenshot(output / "compare.png")
-    browser.look(width=1180, height=1840)
-    browser.open(f"{own}/runs/{runs[-1]}/report")
-    time.sleep(0.5)
-    browser.screenshot(output / "report.png")
-    browser.look(width=390, height=844)
-    browser.open(f"{own}/runs/in-training")
-    browser.wait("document.querySelectorAll('.plot').length >= 2")
-    time.sleep(0.5)
-    browser.screenshot(output / "board-phone.png")
+def take(browser: Browser, page: Path, width: int, picture: Path, height: int | None = None) -> None:
+    """Write a picture of the whole page, or of its top."""
+    browser.look(width=width, height=900)
+    browser.open(page.as_uri())
+    assert browser.run("document.documentElement.scrollWidth") <= width, f"{page} is wider than {width} pixels"
+    browser.look(width=width, height=height or int(browser.run("document.documentElement.scrollHeight")))
+    browser.screenshot(picture)
     assert browser.console == [], browser.console
-    assert browser.outside(own) == []
+    print(picture)
 
 
 def main() -> None:
-    """Copies the runs, serves them, takes the pictures."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("runs", type=Path)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "docs" / "images")
+    """Write the pages of the runs with the present code and take their pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--output", type=Path, default=Path("screenshots"))
+    parser.add_argument("--readme", action="store_true")
     args = parser.parse_args()
-    found = sorted(p.parent for p in args.runs.glob("*/predictions.parquet"))
-    if len(found) < 2:
-        raise SystemExit(f"{args.runs} holds {len(found)} finished runs; two are needed")
-    args.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="project-") as temporary:
-        root = Path(temporary) / "runs"
-        for run in found:
-            shutil.copytree(run, root / run.name, ignore=LEFT_BEHIND)
-        longest = max(found, key=lambda run: (run / "journal.jsonl").stat().st_size)
-        replay(longest, 0.8, root / "in-training")
-        process, address = start_board(root, Path(temporary) / "state")
-        try:
-            with Browser(Path(temporary) / "profile") as browser:
-                take_all(browser, address, [run.name for run in found], args.output)
-        finally:
-            process.terminate()
-            process.wait()
-    for picture in sorted(args.output.glob("*.png")):
-        shrink(picture)
-        size = picture.stat().st_size
-        print(f"{picture}  {size / 1000:.0f} kB{'  TOO LARGE' if size > LIMIT_BYTES else ''}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        pages = [write_report(build_report(run), folder / f"{run.resolve().name}.html") for run in args.runs]
+        if len(args.runs) > 1:
+            pages.append(write_comparison(compare_runs(args.runs), folder / "compare.html"))
+        with Browser(folder / "profile") as browser:
+            if args.readme:
+                picture = ROOT / "docs" / "images" / "report.png"
+                take(browser, pages[0], WIDTHS[0], picture, README_HEIGHT)
+                shrink(picture)
+                return
+            args.output.mkdir(parents=True, exist_ok=True)
+            for page in pages:
+                for width in WIDTHS:
+                    take(browser, page, width, args.output / f"{page.stem}-{width}.png")
 
 
 if __name__ == "__main__":

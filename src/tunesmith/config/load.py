@@ -37,9 +37,6 @@ RENAMED: dict[str, str] = {
 }
 """Old name -> the name it has now."""
 
-SILENT_ALIASES = ("max_length",)
-"""Equally valid second names, without a note."""
-
 IGNORED: dict[str, tuple[Any, str]] = {
     "overwrite_output_dir": (None, "it has no effect, as in transformers v5"),
     "logging_dir": (None, "curves and event log are written to the run folder"),
@@ -141,7 +138,7 @@ def _rename(name: str, value: Any) -> tuple[str | None, Any, str | None]:
     if name not in RENAMED:
         return name, value, None
     new = RENAMED[name]
-    note = None if name in SILENT_ALIASES else f"is an old name: use {new}"
+    note = None if name == "max_length" else f"is an old name: use {new}"  # max_length is equally valid
     if name == "group_by_length":
         value = "group_by_length" if convert(str(value), bool) else "random"
         note = f"is an old name: use {new}, here with the value {value}"

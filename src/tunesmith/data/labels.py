@@ -340,9 +340,10 @@ def encode_labels(
         merge = merge_variants if rules.merge_variants else strip_labels
         sources = merge(sources, columns.label, notes, label_names or ())
     column = columns.label
-    if column is None or not any(column in source.column_names for source in sources.values()):
-        missing = "label column" if column is None else f"column {column!r}"
-        raise DataError(f"there is no {missing}", fix="Set --label_column_name.")
+    if column is None:
+        raise DataError("there is no label column", fix="Set --label_column_name.")
+    if not any(column in source.column_names for source in sources.values()):
+        raise next(iter(sources.values())).no_column(column, "--label_column_name")
     if ENCODED in columns.text:
         raise DataError(f"a text column is named {ENCODED!r}, as the labels are inside", fix="Rename it in the data.")
     if columns.task is Task.REGRESSION:

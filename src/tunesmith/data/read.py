@@ -326,6 +326,8 @@ def read_unlabelled(
 ) -> Source:
     """Rows to predict, with all their columns (`Source.column_names`); `text` must be there and filled in."""
     rows = read_source(source, name=name, **reading)
+    if not allow_empty_text:
+        rows = _without_empty_end(rows, [])
     for column in text:
         require_text(rows, column)
     check_texts(rows, text, allow_empty_text=allow_empty_text)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,16 +74,17 @@ def measure_run(config: RunConfig, data: RunData, observer: RunObserver, begun: 
     """Train a small part of the run and scale the times to all of it. `begun`: time.time() when the process started."""
     from tunesmith.pipeline.prepare import prepare, start_runtime
 
-    clock = StartClock()
+    warmup: list[tuple[int, int, float]] = []
 
     def progress(what: str, done: int, total: int) -> None:
         observer.progress(what, done, total)
-        clock.note(what, done, total)
+        if what == PAIR_STAGE:
+            warmup.append((done, total, time.monotonic()))
 
     with tempfile.TemporaryDirectory(prefix="tunesmith-plan-") as folder:
         limited = replace(observer, progress=progress, start_steps=PAIR_STEPS)
         prepared = prepare(config, start_runtime(config), lambda: data, limited)
-        start = time.time() - begun + clock.rest_seconds
+        start = time.time() - begun + _rest_of_warmup(warmup)
         plan = prepared.plan
         every = range(1, plan.num_steps + 1)
         evaluations = sum(map(plan.evaluate.due, every))
@@ -165,26 +166,9 @@ def _spread(sizes: npt.NDArray[Any], wanted: int) -> npt.NDArray[np.int64]:
     return np.sort(order[np.unique(np.linspace(0, len(order) - 1, min(len(order), wanted)).round().astype(np.int64))])
 
 
-@dataclass
-class StartClock:
-    """Times the steps of a pair warm-up. `read` has the steps done, and when."""
-
-    read: list[tuple[int, float]] = field(default_factory=list)
-    total: int = 0
-
-    def note(self, stage: str, done: int, total: int) -> None:
-        """Note the time of a step; other stages are ignored."""
-        if stage == PAIR_STAGE:
-            self.total = total
-            self.read.append((done, time.monotonic()))
-
-    @property
-    def step_seconds(self) -> float:
-        """Of one step; 0: too few were seen."""
-        (first, began), (last, ended) = self.read[min(WARM_STEPS, len(self.read) - 1)], self.read[-1]
-        return (ended - began) / (last - first) if last > first else 0.0
-
-    @property
-    def rest_seconds(self) -> float:
-        """Of the steps that were not taken."""
-        return (self.total - self.read[-1][0]) * self.step_seconds if self.read else 0.0
+def _rest_of_warmup(steps: list[tuple[int, int, float]]) -> float:
+    """The seconds of the steps of a pair warm-up that were not taken. `steps`: (steps done, all steps, when)."""
+    if not steps:
+        return 0.0
+    (first, _, began), (last, total, ended) = steps[min(WARM_STEPS, len(steps) - 1)], steps[-1]
+    return (total - last) * (ended - began) / max(last - first, 1)

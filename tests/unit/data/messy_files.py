@@ -265,5 +265,6 @@ FILES = [
     asked(
         "pointer.parquet", "git lfs pull", lambda path: path.write_text("version https://git-lfs.github.com/") and None
     ),
+    asked("formulas.csv", "'mood' has no values", table({"text": sentence, "mood": lambda i: ""})),
     asked("books.xlsx", "--sheet_name Data", sheet({"Text": sentence, "Klasse": pick("a", "b")}, more=("Q2",))),
 ]

@@ -242,7 +242,7 @@ def test_warnings_are_shown_before_the_first_step(tmp_path: Path, capsys: pytest
     run = ["--output_dir", str(tmp_path / "run"), "--validation_split_fraction", "0"]
     assert main(["train", *options.split(), *run]) == 0
     said = capsys.readouterr().err
-    before = said[: said.index("step 1/1")]
+    before = said[: said.index("Training: 1 steps")]
     assert "Warning: Labels that differ only in case, spaces, Unicode form, invisible characters" in before
     assert f"Warning: train: 1 row has no token of text (first: {file}:5)" in before
     columns = ["--text_column_names", "text", "--use_cpu"]

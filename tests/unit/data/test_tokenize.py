@@ -166,18 +166,6 @@ def test_settings_of_the_tokenizer_file_are_not_used_or_changed(tmp_path: Path, 
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
-def test_processes_give_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    data = Dataset.from_dict({"a": [" ".join(WORDS[: i % 17]) for i in range(2500)], "labels": list(range(2500))})
-    plain = tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path / "plain")
-    split = tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path / "split", num_proc=2)
-    assert split.dataset["input_ids"][:] == plain.dataset["input_ids"][:]
-    assert split.truncated == plain.truncated
-    assert split.rows.labels is not None
-    assert split.rows.labels.tolist() == list(range(2500))
-    assert "TOKENIZERS_PARALLELISM" not in os.environ
-
-
 def test_damaged_cache_entry_is_made_again(pairs: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = tokenize(pairs, make_tokenizer(), ("first",), max_length=9, cache_dir=tmp_path)
     [entry] = tmp_path.iterdir()
@@ -211,13 +199,6 @@ def test_id_beyond_the_vocabulary_is_refused(pairs: Dataset, tmp_path: Path) -> 
     tokenize(pairs, make_tokenizer(), ("first",), max_length=32, cache_dir=tmp_path, vocab_size=len(WORDS) + 4)
     with pytest.raises(DataError, match="token id 22, but the model has only 20 token embeddings"):
         tokenize(pairs, make_tokenizer(), ("first",), max_length=32, cache_dir=tmp_path, vocab_size=20)
-
-
-def test_padding_id_beyond_the_vocabulary_is_refused(pairs: Dataset, tmp_path: Path) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens({"pad_token": "[NEW]"})
-    with pytest.raises(DataError, match="token id 23, but the model has only 23 token embeddings"):
-        tokenize(pairs, tokenizer, ("first",), max_length=32, cache_dir=tmp_path, vocab_size=len(WORDS) + 4)
 
 
 @pytest.mark.parametrize(("text", "least"), [(("first",), 3), (("first", "second"), 5)])
