@@ -29,7 +29,6 @@ from faults.trials import (
 )
 from patience import patient
 from sampling import crossed
-from tiny_model import save_tiny_bert
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import read_manifest
 
@@ -255,34 +254,3 @@ def test_resume_of_a_finished_run_reports_it(lab: Any) -> None:
     ended = lab.train(lab.root / "whole")
     assert ended.code == 5
     assert "contains a finished run of this config" in ended.last_line
-
-
-TOKENIZE = """
-import sys, time
-from pathlib import Path
-from tunesmith.data.tokenize import ChunkEncoder, make_token_encoder
-from tunesmith.models.files import load_tokenizer
-encoder = make_token_encoder(load_tokenizer(Path(sys.argv[1])), 16)
-chunks = ChunkEncoder(encoder, has_types=True, processes=2)
-chunks.encode([["a good film"] * 4000])
-print("ready", flush=True)
-time.sleep(600)
-"""
-
-
-def test_tokenizer_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
-    save_tiny_bert(tmp_path)
-    command = [sys.executable, "-c", TOKENIZE, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        try:
-            assert parent.stdout is not None
-            assert parent.stdout.readline() == "ready\n"
-            found = Path(f"/proc/{parent.pid}/task").glob("*/children")
-            children = [Path(f"/proc/{pid}") for file in found for pid in file.read_text().split()]
-            assert len(children) >= 2
-        finally:
-            parent.kill()
-    until = time.monotonic() + patient(15)
-    while time.monotonic() < until and any(child.exists() for child in children):
-        time.sleep(0.1)
-    assert [child for child in children if child.exists()] == []

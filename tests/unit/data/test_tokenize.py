@@ -1,4 +1,4 @@
-"""Rows are tokenized and truncated as by transformers, cached, and in processes the same."""
+"""Rows are tokenized and truncated as by transformers, and cached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 from datasets import Dataset, load_dataset
 from hypothesis import given, settings
@@ -16,20 +15,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tiny_model import save_tiny_bert, sentences
-from tunesmith.data import tokenize as tokenizing
 from tunesmith.data.tokenize import (
     LEAST_CHARS,
-    LEAST_ROWS,
-    PIECE_ROWS,
-    ChunkEncoder,
     RustEncoder,
     longest_allowed,
     make_token_encoder,
     tokenize,
 )
-from tunesmith.errors import ConfigError, DataError, WorkerError
-from tunesmith.models.files import load_tokenizer
+from tunesmith.errors import ConfigError, DataError
 from tunesmith.runs.manifest import MANIFEST
 
 SHARED = Path(__file__).parents[4] / "shared"
@@ -290,60 +283,6 @@ def test_trec_with_roberta_equals_transformers(tmp_path: Path) -> None:
     assert got.truncated.rows_cut > 0
 
 
-def test_killed_worker_is_exit_code_7_and_no_cache_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = Dataset.from_dict({"a": ["one two"] * 3000})
-    with monkeypatch.context() as patched:
-        patched.setattr(tokenizing, "_WORKER", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-        with pytest.raises(WorkerError, match="a worker process died") as caught:
-            tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
-    assert caught.value.exit_code == 7
-    assert list(tmp_path.iterdir()) == []
-    again = tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
-    assert len(again.rows) == 3000
-
-
-ROWS = LEAST_ROWS + PIECE_ROWS // 2
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("model"), labels=("bad", "good"), initializer_range=0.2)
-
-
-@pytest.fixture(scope="module")
-def texts() -> list[str]:
-    """All different, some longer than the model, one so long that its end is not read."""
-    found = [" ".join([text] * (1 + i % 9)) + f" {i}" for i, (text, _) in enumerate(sentences(ROWS))]
-    found[700] = "one day " * 40_000
-    return found
-
-
-def make(folder: Path, processes: int, long_texts: Any = "head") -> ChunkEncoder:
-    encoder = make_token_encoder(load_tokenizer(folder), 64, long_texts)
-    return ChunkEncoder(encoder, has_types=True, processes=processes)
-
-
-def test_encoder_processes_give_the_rows_of_one(folder: Path, texts: list[str]) -> None:
-    alone, shared = make(folder, 0, "head_tail"), make(folder, 2, "head_tail")
-    for columns in ([texts], [texts, texts[::-1]]):
-        (expected, cut), (found, found_cut) = alone.encode(columns), shared.encode(columns)
-        assert len(found.columns["input_ids"].chunks) > 1
-        assert found_cut == cut
-        assert cut.rows > 100
-        assert cut.unread >= 1
-        np.testing.assert_array_equal(found.lengths, expected.lengths)
-        every = np.arange(len(texts))
-        for name, rows in expected.take(every).items():
-            for one, other in zip(rows, found.take(every)[name], strict=True):
-                np.testing.assert_array_equal(one, other)
-                assert one.dtype == other.dtype
-
-
-def test_error_in_an_encoder_process_is_raised(folder: Path, texts: list[str]) -> None:
-    with pytest.raises(DataError, match="tokenizer failed"):
-        make(folder, 2).encode([[*texts[1:], "half of a character: \ud83d"]])
-
-
 PIECES = ("cat", "dog", "sat", "mat", "ran", "##s", "away", "x", "y", "z")
 
 
@@ -391,16 +330,14 @@ def test_tokens_of_a_long_text_are_those_of_the_whole(splitter: str, side: str) 
         rows = make_token_encoder(tokenizer, 32).encode(columns)
         whole = tokenizer(*columns, truncation=True, max_length=32)
         assert [row.ids for row in rows] == whole["input_ids"]
-        assert [row.unread for row in rows] == ([True, False, True] if len(columns) == 1 else [True] * 3)
-        assert all(row.cut > 0 for row in rows if row.unread)
+        assert [row.cut > 0 for row in rows] == ([True, False, True] if len(columns) == 1 else [True] * 3)
 
 
 def test_unread_end_of_a_text_counts_as_truncated(tmp_path: Path) -> None:
     data = Dataset.from_dict({"text": ["cat sat", " " * 2_000_000 + "cat", long_text(5)]})
     for _ in range(2):  # the second time from the cache
         got = tokenize(data, split_by("bert"), ["text"], max_length=16, cache_dir=tmp_path)
-        assert (got.truncated.rows_cut, got.truncated.unread) == (2, 2)
-        assert "2 of 3 rows (66.7%) were truncated to 16 tokens, at least " in got.truncated.sentence("train")
+        assert "2 of 3 rows (66.7%) were truncated to 16 tokens, " in got.truncated.sentence("train")
         assert got.empty == (1,)
 
 

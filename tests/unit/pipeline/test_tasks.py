@@ -12,7 +12,6 @@ import pytest
 
 from tiny_model import mood, save_tiny_bert, sentences, write_csv
 from tunesmith.config.load import load_config
-from tunesmith.data.tokenize import EncodedRow, make_token_rows
 from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
 from tunesmith.pipeline.train import is_finished
@@ -235,35 +234,3 @@ def test_long_texts_head_is_kept_by_a_flag_and_recipe_hf(train: Any, options: di
     result, said = train(train_data=long_rows(40), **options)
     assert not [line for line in said if line.startswith("Recipe: long_texts")]
     assert load_config(result.run.config_file, need_data=False).long_texts == "head"
-
-
-def test_windows_are_averaged_in_every_way_to_predict(train: Any) -> None:
-    rows = long_rows(60)
-    result, _ = train(train_data=rows, test_data=rows[:10], long_texts="windows", max_seq_length=32)
-    predictor = Predictor.load(result.run.path, use_cpu=True)
-    assert predictor.facts.long_texts == "windows"
-    [encoded] = predictor.network.encoder.encode([[rows[0]["text"]]])
-    assert len(encoded.ids) > 100
-    windows = predictor.network.encoder.windows
-    assert windows is not None
-    ids = np.asarray(encoded.ids)
-    parts = [windows.part(ids, start).tolist() for start in windows.starts(len(ids))]
-    assert len(parts) == -(-(len(ids) - 2) // 30)
-    types = predictor.network.has_types
-    alone = predictor.network.logits(
-        make_token_rows([EncodedRow(part, [0] * len(part)) for part in parts], has_types=types)
-    )
-    assert np.allclose(predictor.logits(rows[0]["text"])[0], alone.mean(axis=0), atol=1e-5)
-    table = pq.read_table(result.run.predictions_file).to_pydict()
-    kept = [p for p, split in zip(table["prob_good"], table["split"], strict=True) if split == "test"]
-    texts = [row["text"] for row in rows[:10]]
-    assert np.allclose(predictor.probabilities(texts)[:, predictor.facts.labels.names.index("good")], kept, atol=1e-5)
-    assert not any(table["truncated"])
-    scores = result.evaluate(rows[:10])
-    assert scores["accuracy"].n == 10
-
-
-def test_windows_of_text_pairs_are_refused(train: Any) -> None:
-    pairs = [{"sentence1": row["text"], "sentence2": "the end", "label": row["label"]} for row in long_rows(20)]
-    with pytest.raises(ConfigError, match="long_texts windows does not support text pairs"):
-        train(train_data=pairs, long_texts="windows")
