@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.data.labels import alike, visible
+from tunesmith.data.labels import VARIANTS, normalize_label, strip_invisible
 from tunesmith.data.rows import Columns, Ints, Part
 from tunesmith.errors import DataError, first_few
 from tunesmith.findings import Finding, Severity
@@ -110,7 +110,7 @@ def check_labels(ids: Mapping[str, Ints], labels: LabelMap, *, names_given: bool
     counts = count_labels_of(ids["train"], labels)
     findings = []
     if not names_given:
-        findings += find_alikes(dict(zip(labels.names, map(int, counts), strict=True)))
+        findings += find_label_variants(dict(zip(labels.names, map(int, counts), strict=True)))
     findings += _rare(counts, labels)
     if labels.task is Task.MULTILABEL:
         return findings
@@ -154,21 +154,20 @@ def _majority(split: str, counts: Ints, top: int, labels: LabelMap) -> list[Find
     return [Finding("majority_baseline", "info", evidence, advice, numbers=numbers)]
 
 
-def find_alikes(counts: Mapping[str, int]) -> list[Finding]:
+def find_label_variants(counts: Mapping[str, int]) -> list[Finding]:
     """Warn about blank labels and labels that look alike; `counts` are the train rows of each label."""
     findings = []
     groups: dict[str, list[str]] = {}
     for name in counts:
-        groups.setdefault(alike(name), []).append(name)
+        groups.setdefault(normalize_label(name), []).append(name)
     pairs = [(group[0], other) for group in groups.values() for other in group[1:]]
     if pairs:
         shown = first_few([f"{a!a} ({counts[a]:,} rows) and {b!a} ({counts[b]:,})" for a, b in pairs], SHOWN)
-        what = "case, spaces, Unicode form, invisible characters or the way a number is written"
-        evidence = f"Labels that differ only in {what} are separate classes: {shown}."
+        evidence = f"Labels that differ only in {VARIANTS} are separate classes: {shown}."
         fix = "Write both the same in the data, or list both in --label_names to keep them apart."
         numbers = {"pairs": [list(pair) for pair in pairs[:SHOWN]]}
         findings.append(Finding("labels_alike", "warning", evidence, (fix,), numbers=numbers))
-    blank = [name for name in counts if not visible(name).strip()][:SHOWN]
+    blank = [name for name in counts if not strip_invisible(name).strip()][:SHOWN]
     if blank:
         evidence = f"A label is blank: {', '.join(f'{name!a} ({counts[name]:,} rows)' for name in blank)}."
         fix = "Fill in the label, remove the rows, or name it with --label_names."

@@ -16,17 +16,15 @@ from typing import Any, Literal, NoReturn
 from tunesmith.config.options import RunConfig
 from tunesmith.data.labels import (
     ANY_NUMBER,
-    DOUBTFUL_SEPARATORS,
     NUMBER,
     OFF,
     ON,
     Survey,
-    alike,
     class_names,
     find_separator,
-    holds_places,
     is_list_type,
     list_lengths,
+    normalize_label,
     survey_labels,
 )
 from tunesmith.data.rows import Columns, Source
@@ -415,9 +413,6 @@ def _choose_task(
         return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label."
     single = False
     if is_list_type(source.type_of(label)):
-        if holds_places(source, label):
-            places = ", a 0 or 1 for each label (--label_names names them)"
-            return Task.MULTILABEL, f"Task: multilabel, because {label!r} contains lists{places}."
         lengths = set().union(*(list_lengths(s, label) for s in sources.values() if label in s.column_names))
         plain = class_names(source, label) is None
         if plain and lengths == {0, 1} and separator is None:
@@ -430,9 +425,8 @@ def _choose_task(
     if separator is not None and separator != "none":
         return Task.MULTILABEL, f"Task: multilabel, labels of a cell set apart by {separator!r}, as requested."
     found = None if separator == "none" or class_names(source, label) else find_separator(survey.counts)
-    if found in DOUBTFUL_SEPARATORS:
-        word = DOUBTFUL_SEPARATORS[found]
-        _ask(source, f"do cells of {label!r} contain several labels separated by {word}?", f"--label_separator {word}")
+    if found == ",":
+        _ask(source, f"do cells of {label!r} contain several labels separated by comma?", "--label_separator comma")
     if found is not None:
         what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
         return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} contain {what}."
@@ -457,7 +451,7 @@ def _class_task(
     source: Source, label: str, survey: Survey, do_regression: bool | None, *, merge: bool
 ) -> tuple[Task, str]:
     names = class_names(source, label)
-    values = {alike(value) if merge else value for value in survey.counts.keys() - {str(UNLABELLED)}}
+    values = {normalize_label(value) if merge else value for value in survey.counts.keys() - {str(UNLABELLED)}}
     count = len(names) if names else len(values)
     many = count > (max(30, survey.rows // 2) if is_sure_label(label) else 12)
     if do_regression is None and names is None and many and survey.numbers == survey.rows:

@@ -117,7 +117,7 @@ def load_data(
     columns = infer_columns(sources, config)
     names = listed_names(config.label_names)
     sources = unwrap_single_labels(sources, columns)
-    good, bad = sort_out(sources, columns, notes, config)
+    good, bad = remove_bad_rows(sources, columns, notes, config)
     rules = LabelRules(
         names, head_names, config.positive_label, config.label_separator, merge_variants=config.merge_label_variants
     )
@@ -590,7 +590,7 @@ class BadRow:
         return {"where": self.where, "reasons": list(self.reasons), "row": self.cells}
 
 
-def sort_out(
+def remove_bad_rows(
     sources: Mapping[str, Source], columns: Columns, notes: list[str], config: RunConfig
 ) -> tuple[dict[str, Source], list[BadRow]]:
     """Return the sources without their bad rows, and those rows; their number goes to `notes`.

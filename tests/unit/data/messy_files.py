@@ -220,9 +220,9 @@ FILES = [
     found("spaces.csv", "text > label > binary", headed("text, label\n", text("{text}, {ab}\n"))),
     found("excel.csv", "text > label > binary", headed("\ufefftext;label\n", text("{text};{ab}\n", end=";\n;\n"))),
     found("google.csv", f"{QUESTION} > Would you recommend us? > binary", table(FORM)),
-    found(
-        "places.parquet",
-        "text > label > multilabel",
+    asked(
+        "indicators.parquet",
+        "List the labels of each row",
         parquet({"text": sentence, "label": lambda i: [i % 2, i % 3 // 2, 1]}),
     ),
     asked(
@@ -254,7 +254,7 @@ FILES = [
     asked("emotions.csv", "--label_column_name joy,fear,anger", table(HOT)),
     asked("former.csv", "--label_column_name prediction", table(FORMER)),
     asked("survey.csv", "a second header line", headed("Answer,Rating\nOpen-Ended,Response\n", text("{text},{ab}\n"))),
-    asked("total.csv", "is it a total or a note", headed("text,label\n", text("{text},{ab}\n", end="Total,60\n"))),
+    asked("total.csv", "is it a total?", headed("text,label\n", text("{text},{ab}\n", end="Total,60\n"))),
     asked(
         "title.csv", "a title, not a header", headed("Feedback 2024,,\n,,\nid,text,label\n", text("{i},{text},{ab}\n"))
     ),
