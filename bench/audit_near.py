@@ -1,8 +1,8 @@
-"""Near-duplicates planted across splits: the share that the audit finds, and the share of other examples that it reports.
+"""Plant near-duplicates across splits; measure the share that the audit finds and the share of other examples that it reports.
 
     python bench/audit_near.py [--tasks cr trec sick news6 r8] [--output docs/research/measurements/audit_near.json]
 
-Half of a task's training texts are train, the other half validation; up to 300 validation examples per kind of change are
+Half of a task's training texts go to train, the other half to validation. Up to 300 validation examples per kind of change are
 copies of training texts with one change. The threshold was chosen on trec, cr and sick; r8 is held out. Reported examples
 that were not planted count as false, although most are near-duplicates in the data itself. Needs ../shared.
 """
@@ -28,7 +28,7 @@ NAMES = ("Ann Lee", "J. Smith, Oslo", "sent from my phone", "Bob", "M. Rossi")
 
 
 def edits(rng: random.Random, words: list[str]) -> dict[str, Callable[[str], str]]:
-    """Return the changes of a text by name."""
+    """Return functions that change the words of a text, by name."""
 
     def typo(text: str) -> str:
         at, kind = rng.randrange(len(text) - 1), rng.random()
@@ -78,7 +78,7 @@ def edits(rng: random.Random, words: list[str]) -> dict[str, Callable[[str], str
 
 
 def main() -> None:
-    """Print and write the shares of each task."""
+    """Print and write the shares for each task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["cr", "trec", "sick", "news6", "r8"])
     parser.add_argument("--output", type=Path)
@@ -106,7 +106,8 @@ def main() -> None:
             zip(planted, np.split(hits, np.cumsum([len(some) for some in planted.values()])[:-1]), strict=True)
         )
         print(
-            f"{task:<6} {hits.mean():.1%} of the planted found, {false:.2%} of {len(held)} others reported", flush=True
+            f"{task:<6} {hits.mean():.1%} of the planted examples found, {false:.2%} of {len(held)} others reported",
+            flush=True,
         )
         shares = {name: round(float(some.mean()), 3) for name, some in by_kind.items()}
         results.append(

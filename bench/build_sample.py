@@ -1,11 +1,11 @@
-"""Turn the authored groups (bench/sample_groups.jsonl) into the embedded sample's three csv files.
+"""Turn the authored groups (bench/sample_groups.jsonl) into the three CSV files of the bundled sample.
 
     python bench/build_sample.py [--check]
 
 A group is one base sentence and four partners; it becomes four pairs, and in the training split two more that follow
-from them (the close paraphrase with the free one and with the neighbour). Whole groups go to one split,
-so no sentence crosses a split and every split has as many equivalent as not equivalent pairs. The build is a pure
-function of the groups file: `--check` rebuilds in memory and exits 1 if the csv files on disk differ.
+from them (the close paraphrase with the free one and with the neighbor). Whole groups go to one split,
+so no sentence crosses a split and every split has as many equivalent as non-equivalent pairs. The build is a pure
+function of the groups file: `--check` rebuilds in memory and exits 1 if the CSV files on disk differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 GROUPS_FILE = HERE / "sample_groups.jsonl"
 SAMPLE_DIR = HERE.parent / "src" / "tunesmith" / "sample"
 SEED = 20240607
-SHARES = {"validation": 0.12, "test": 0.18}  # the rest trains
+SHARES = {"validation": 0.12, "test": 0.18}  # the rest is training data
 CELLS = {
     "pos_low": "equivalent",
     "pos_high": "equivalent",
@@ -33,17 +33,17 @@ CELLS = {
 }
 FIELDS = ("base", *CELLS)
 BASE_PAIRS = tuple(("base", cell, cell) for cell in CELLS)
-# Two more true statements a group: cheap variety for training, left out where we measure.
+# Two more true statements per group: cheap variety, used only in the training split.
 TRAIN_PAIRS = (*BASE_PAIRS, ("pos_high", "pos_low", "pos_low"), ("pos_high", "neg_low", "neg_low"))
 COLUMNS = ("sentence1", "sentence2", "label")
 
 Group = dict[str, str]
 Pair = dict[str, str]
-Recipe = tuple[tuple[str, str, str], ...]  # field, field, cell the pair counts as
+Recipe = tuple[tuple[str, str, str], ...]  # field, field, cell that the pair is counted in
 
 
 def read_groups(path: Path = GROUPS_FILE) -> list[Group]:
-    """The authored groups in file order; ValueError names the line where a field is missing or a sentence repeats."""
+    """Return the authored groups in file order; raise ValueError with the line if a field is missing or a sentence repeats."""
     groups: list[Group] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -60,7 +60,7 @@ def read_groups(path: Path = GROUPS_FILE) -> list[Group]:
 
 
 def assign_splits(groups: Iterable[Group]) -> dict[str, list[Group]]:
-    """Groups by split name: seeded, with about the same share of every kind of change in each split."""
+    """Return groups by split name: seeded, with about the same share of every kind of change in each split."""
     by_kind: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         by_kind[group["kind"]].append(group)
@@ -72,7 +72,7 @@ def assign_splits(groups: Iterable[Group]) -> dict[str, list[Group]]:
         members = sorted(by_kind[kind], key=lambda group: group["base"])
         draw.shuffle(members)
         total += len(members)
-        # Cumulative rounding keeps the overall shares right although single kinds are small.
+        # Cumulative rounding keeps the overall shares right even if a kind has few groups.
         for name, share in SHARES.items():
             count = round(total * share) - taken[name]
             taken[name] += count
@@ -82,7 +82,7 @@ def assign_splits(groups: Iterable[Group]) -> dict[str, list[Group]]:
 
 
 def make_pairs(groups: Iterable[Group], *, seed: str, recipe: Recipe = BASE_PAIRS) -> list[Pair]:
-    """The pairs of the recipe for every group, shuffled; a seeded coin decides which sentence comes first."""
+    """Return the shuffled pairs of all groups; a seeded coin decides which sentence comes first."""
     draw = random.Random(seed)
     pairs: list[Pair] = []
     for group in groups:
@@ -96,7 +96,7 @@ def make_pairs(groups: Iterable[Group], *, seed: str, recipe: Recipe = BASE_PAIR
 
 
 def build(path: Path = GROUPS_FILE) -> dict[str, list[Pair]]:
-    """Pairs by split, each with its cell and kind (the csv files leave those two out)."""
+    """Return pairs by split, each with its cell and kind (which the CSV files omit)."""
     splits = assign_splits(read_groups(path))
     return {
         name: make_pairs(groups, seed=f"{SEED}-{name}", recipe=TRAIN_PAIRS if name == "train" else BASE_PAIRS)
@@ -105,7 +105,7 @@ def build(path: Path = GROUPS_FILE) -> dict[str, list[Pair]]:
 
 
 def to_csv(pairs: Iterable[Pair]) -> str:
-    """The csv text of one split."""
+    """Return one split as CSV text."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -114,7 +114,7 @@ def to_csv(pairs: Iterable[Pair]) -> str:
 
 
 def main() -> int:
-    """Write (or with --check compare) the csv files; the exit status is 1 when --check finds a difference."""
+    """Write the CSV files, or with --check compare them; return 1 if --check finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, compare with the files on disk")
     check = parser.parse_args().check

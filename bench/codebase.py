@@ -1,4 +1,4 @@
-"""Count lines, modules, executed files, verbs and options of one or more checkouts.
+"""Count lines, modules, executed files, commands and options of one or more checkouts.
 
     OMP_NUM_THREADS=1 python bench/codebase.py [FOLDER ...] [--files]
 
@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 class Trace:
-    """Collects the files under a folder in which a function or a class body runs, in all threads."""
+    """Collector of the files under a folder in which a function or class body runs, in any thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = f"{folder}{os.sep}"

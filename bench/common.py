@@ -86,7 +86,7 @@ def engine_rows(name: str, split: str, limit: int | None = None) -> TokenRows:
 
 
 def trainer_rows(rows: TokenRows) -> list[dict[str, Any]]:
-    """Return the same examples as a list of dicts, for transformers.Trainer."""
+    """Return the examples as a list of dicts, for transformers.Trainer."""
     every = rows.take(np.arange(len(rows)))
     assert rows.labels is not None
     return [
@@ -101,14 +101,14 @@ def trainer_rows(rows: TokenRows) -> list[dict[str, Any]]:
 
 
 def arrow_rows(rows: TokenRows) -> Any:
-    """Return the same examples as a `datasets.Dataset`."""
+    """Return the examples as a `datasets.Dataset`."""
     from datasets import Dataset
 
     return Dataset.from_list(trainer_rows(rows))
 
 
 def collator(multiple_of: int | None = None) -> Any:
-    """Return a DataCollatorWithPadding with the tokenizer that made the ids."""
+    """Return a DataCollatorWithPadding with the tokenizer that produced the ids."""
     from transformers import AutoTokenizer, DataCollatorWithPadding
 
     return DataCollatorWithPadding(
@@ -136,7 +136,7 @@ def read_texts() -> tuple[list[str], list[str]]:
 
 
 def long_tail_lengths(count: int, seed: int = 1) -> npt.NDArray[np.int64]:
-    """Return lognormal numbers of tokens, 5 to 512: half are below 40, 1 in 400 is 500 or more."""
+    """Return lognormal lengths from 5 to 512 tokens: half are below 40, 1 in 400 is at least 500."""
     drawn = np.random.default_rng(seed).lognormal(np.log(40.0), 0.9, count)
     return np.clip(np.round(drawn), 5, 512).astype(np.int64)
 
@@ -177,7 +177,7 @@ def _bytes(lines: list[str]) -> npt.NDArray[np.uint8]:
 
 
 def _write_words(tokenizer: Any) -> None:
-    """Write words.npz. BERT's tokenizer splits at blanks, so the ids of a text are the ids of its words in order."""
+    """Write words.npz. BERT's tokenizer splits at spaces, so the ids of a text are the ids of its words in order."""
     rows = _read_tsv(SHARED / "mrpc" / "train.tsv")
     words = " ".join(row[name] for row in rows for name in ("sentence1", "sentence2")).split()
     unique = sorted(set(words))

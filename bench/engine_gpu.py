@@ -1,11 +1,12 @@
-"""Time per training step and whole training job on one GPU: BERT-base, MRPC token ids, batches of 8, 64 and 256.
+"""Time per training step and per training job on one GPU: BERT-base, MRPC token ids, batches of 8, 64 and 256.
 
     .venv/bin/python bench/common.py                              # once, on a machine with ../shared
     python bench/engine_gpu.py [--batch 8 64 256] [--jobs 8] [--rounds 3] [--output FILE.json]
 
-Every kind runs in its own process; the processes take turns. `--rounds` turns of some steps come first (medians are printed),
-then, for the batch sizes of `--jobs`, 3 epochs from a new model, captures included. Random weights, dropout on, learning rate
-5e-5, linear. Memory is the peak that torch's allocator used. `our_bf16` is tunesmith's Trainer, `trainer_*` transformers'.
+Every kind runs in its own process; the processes take turns. First, each runs `--rounds` turns of some steps (medians are
+printed). Then, for the batch sizes of `--jobs`, each trains a new model for 3 epochs, CUDA graph captures included. Weights are
+random, dropout is on, the learning rate is 5e-5 with linear decay. Memory is the peak of torch's allocator. `our_bf16` is
+tunesmith's Trainer, `trainer_*` transformers'.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from common import arrow_rows, collator, describe_run, engine_rows, pad, trainer
 KINDS = ("tunesmith", "trainer_bf16", "trainer_fp32")
 SHAPES = {"bert-base": {}, "xlmr": {"vocab_size": 250002}}
 OUR_STEPS = 4
-"""Our turns have this many times more steps, because they are short and a rare shape would weigh too much."""
+"""Turns of tunesmith have this many times more steps; in a short turn, a rare shape would dominate."""
 Turn = Callable[[int], dict[str, Any]]
 
 
 def make_model(shape: str) -> Any:
-    """BERT-base with random weights on the GPU."""
+    """Return a BERT of this shape with random weights on the GPU."""
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
@@ -43,7 +44,7 @@ def make_model(shape: str) -> Any:
 
 
 def our_turns(batch: int, shape: str, epochs: int) -> Turn:
-    """Return a function that trains some steps (0: the whole job with a new model) and returns their time."""
+    """Return a function that trains some steps (0: the whole job with a new model) and returns times and losses."""
     from tunesmith.data.batches import Batches, Padding
     from tunesmith.events import SafePoint, StepDone
     from tunesmith.labels import LabelMap
@@ -90,7 +91,7 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
         graphs = len(state.graphs) if state.graphs is not None else 0
         return _answer(began, steps, losses, tokens) | {"graphs": graphs}
 
-    events, _, _ = start(make_model(shape), 3)  # load libraries and compile kernels first, as for the others
+    events, _, _ = start(make_model(shape), 3)  # load libraries and compile kernels first, as for the other kinds
     for _ in events:
         pass
     return turn
@@ -117,7 +118,7 @@ def _answer(began: float, steps: int, losses: list[Any], tokens: int) -> dict[st
 def their_turns(
     batch: int, shape: str, epochs: int, precision: str, *, compiled: bool = False, own: bool = False
 ) -> Turn:
-    """Return the same for transformers.Trainer, or for tunesmith's if `own`; the start-up of a Trainer is not counted."""
+    """Return the same for transformers.Trainer, or for tunesmith's if `own`; time starts when training begins."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     if own:
@@ -174,7 +175,7 @@ def their_turns(
 
 
 def work(kind: str, batch: int, shape: str, epochs: int) -> None:
-    """Run in a child process: a number of steps on stdin, a JSON line back."""
+    """Serve a child process: read a number of steps from stdin, write a JSON line."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if kind == "tunesmith":
@@ -190,7 +191,7 @@ def work(kind: str, batch: int, shape: str, epochs: int) -> None:
 
 
 def ask(process: Any, steps: int) -> dict[str, Any]:
-    """Run one turn of a child process."""
+    """Run one turn in a child process."""
     process.stdin.write(f"{steps}\n")
     process.stdin.flush()
     answer: dict[str, Any] = json.loads(process.stdout.readline())
@@ -222,7 +223,7 @@ def measure(
 
 
 def show(batch: int, found: dict[str, Any]) -> None:
-    """Print one table."""
+    """Print the table of one batch size."""
     ours = found["tunesmith"]
     print(f"\nbatch {batch}        ms/step    ratio  peak GB  ratio  held GB   job s  ratio   loss")
     for kind, result in found.items():
@@ -270,7 +271,7 @@ def main() -> None:
         found = measure(batch, args.shape, args.kinds, **options)
         show(batch, found)
         results[str(batch)] = found
-        if args.output:  # after each: the machine may be taken away
+        if args.output:  # after each batch size: the machine may be taken away
             Path(args.output).write_text(json.dumps(about | {"batches": results}, indent=1))
 
 

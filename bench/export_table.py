@@ -1,10 +1,11 @@
-"""Exports beside the original: largest difference of a probability, equal labels, score, size, speed at equal threads.
+"""Compare exports with the original: largest difference in probability, equal labels, score, size, and speed.
 
-python bench/export_table.py                                    nine families, random and small, 1,000 rows, onnx
-python bench/export_table.py --runs RUN RUN --formats onnx onnx-int8 [--json FILE]
-The nine models are random and small (two layers of 64), with one WordPiece tokenizer: an export either computes what the model
-computes or it does not. `--runs` measures trained runs on their own test rows. Our predictor is measured in alternation with each
-export, by the clock and in processor time (best of 3 turns each); OMP_NUM_THREADS is the number of threads of both.
+    python bench/export_table.py                                    # nine architectures, 1,000 examples, onnx
+    python bench/export_table.py --runs RUN RUN --formats onnx onnx-int8 [--json FILE]
+
+The nine models have random weights, two layers of 64, and the same WordPiece tokenizer. `--runs` measures trained runs on their
+test examples. `Predictor` and each export take turns (best of 3, wall-clock and CPU time); OMP_NUM_THREADS sets the number of
+threads of both.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ HEAD = (
 
 
 def main() -> int:
-    """Prints one table; 1 when a row was refused."""
+    """Print a table; return 1 if an export was refused."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--formats", nargs="+", default=["onnx"])
     parser.add_argument("--families", nargs="+", default=list(FAMILIES))
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--runs", nargs="+", type=Path, default=[])
-    parser.add_argument("--json", type=Path, help="the rows of the table as JSON")
+    parser.add_argument("--json", type=Path, help="write the table as JSON")
     args = parser.parse_args()
     print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
     found = []
@@ -56,7 +57,7 @@ def main() -> int:
 
 
 def rows_of(run: Path) -> tuple[Path, Any]:
-    """A run and its rows."""
+    """Return a run with its test examples."""
     from tunesmith.inference.export import rows_of_run
     from tunesmith.inference.model_folder import model_folder_of, read_facts
     from tunesmith.runs.folder import RunDir
@@ -65,7 +66,7 @@ def rows_of(run: Path) -> tuple[Path, Any]:
 
 
 def trace_once(graph: Path) -> None:
-    """Every format of a model starts from one trace, which takes half a minute."""
+    """Trace the model once for all formats; a trace takes half a minute."""
     from tunesmith.inference import export
     from tunesmith.inference.export import write_onnx
 
@@ -78,7 +79,7 @@ def trace_once(graph: Path) -> None:
 
 
 def export_row(source: Path, rows: Any, to: str, output: Path) -> dict[str, Any]:
-    """One row of the table; `refused` has the reason and the table of an export that was not written."""
+    """Export a run and return its table row; `refused` contains the reason if the export was not written."""
     from tunesmith.errors import TunesmithError
     from tunesmith.inference.export import export_model_to
     from tunesmith.inference.predictor import Predictor
@@ -109,7 +110,7 @@ def export_row(source: Path, rows: Any, to: str, output: Path) -> dict[str, Any]
 def rows_per_second(
     networks: dict[str, Any], texts: list[list[str]], *, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Rows per second from text to logits: the best of three alternating turns, so that other load affects all equally."""
+    """Return examples per second from text to logits: the best of three turns, which alternate to share other load."""
     from tunesmith.inference.export import logits_of
 
     some = [column[:SPEED_ROWS] for column in texts]
@@ -125,14 +126,14 @@ def rows_per_second(
 
 
 def threads() -> int:
-    """Threads of both runtimes."""
+    """Return the number of threads of both runtimes."""
     import torch
 
     return torch.get_num_threads()
 
 
 def make_family(folder: Path, name: str, count: int) -> tuple[Path, Any]:
-    """A random classifier of three labels and rows labelled by itself."""
+    """Return a random three-class model and examples labeled with its own predictions."""
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertTokenizerFast, set_seed
 
     from tiny_model import WORDS, sentences

@@ -101,7 +101,7 @@ def main() -> None:
             cells = "  ".join(f"{name} {ms:7.2f} ms" for name, ms in found.items())
             print(f"{shape:<18} {batch:>4}  {cells}  speedup {ratio:.2f}", flush=True)
             results.setdefault(shape, {})[str(batch)] = {"ms": found, "ratio": ratio}
-            if args.output:  # after each: the machine may be taken away
+            if args.output:  # after each line: the machine may be taken away
                 args.output.write_text(json.dumps(about | {"shapes": results}, indent=1))
 
 

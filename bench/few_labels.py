@@ -1,13 +1,13 @@
-"""SetFit beside `tunesmith train` with few rows a label: the same encoder, rows, test rows and process.
+"""Compare SetFit with `tunesmith train` on a few examples per class: same encoder, examples, test set and process.
 
     .venv/bin/python bench/recipes.py --per_class --sizes 8 16 64 --tasks cr r8 newsline sick --recipes auto setfit
 
-`setfit` of bench/recipes.py is SetFit's documented procedure in plain PyTorch, from token ids, which its library does not
-take: body 2e-5, warmup 0.1, decay 0.01, 16 pairs a step, one epoch over all pairs with the rarer
-kind repeated, cosine similarity against 1 or 0, mean pooling, then logistic regression on the embeddings. All pairs of 64 rows
-a label of six labels are 7,680 steps: it gets as many of them as fit into the seconds of the `auto` of its process, and
-FEWEST_STEPS where those are more. `setfit_library` is SetFit's own library (1.2) with its defaults and that number of steps, on
-texts decoded from the token ids; its processes need `setfit` beside sentence-transformers.
+The recipe `setfit` is SetFit's documented procedure in plain PyTorch, because its library doesn't accept token ids: learning
+rate 2e-5, warmup 0.1, weight decay 0.01, 16 pairs per step, one epoch over all pairs with the rarer kind repeated, cosine
+similarity against 1 or 0, mean pooling, then logistic regression on the embeddings. Six classes with 64 examples each make 7,680
+steps; `setfit` trains as many as fit into the time of `auto` in the same process, and at least FEWEST_STEPS. `setfit_library` is
+the SetFit library (1.2) with its defaults and that number of steps, on texts decoded from the token ids. It needs `setfit` and
+sentence-transformers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PAIRS, RATE, WARMUP, DECAY = 16, 2e-5, 0.1, 0.01
 
 
 def pick_rows(labels: npt.NDArray[Any], each: int, seed: int) -> npt.NDArray[np.int64]:
-    """So many rows of each label (all where there are fewer), in the order of a seed."""
+    """Return `each` examples of every class (all if a class has fewer), in seeded order."""
     rng = np.random.default_rng(seed)
     found = [rng.permutation(np.flatnonzero(labels == label))[:each] for label in np.unique(labels)]
     return rng.permutation(np.concatenate(found))
 
 
 def all_pairs(labels: npt.NDArray[Any], seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Every pair of rows, a row with itself too, the rarer kind repeated; and which have one label. In random order."""
+    """Return all pairs of examples (also each with itself) in random order, the rarer kind repeated, and whether labels match."""
     rng, rows = np.random.default_rng(seed), np.arange(len(labels))
     pairs = np.concatenate([np.stack(np.triu_indices(len(labels), 1), 1), np.stack([rows, rows], 1)])
     same = labels[pairs[:, 0]] == labels[pairs[:, 1]]
@@ -45,7 +45,7 @@ def all_pairs(labels: npt.NDArray[Any], seed: int) -> tuple[npt.NDArray[np.int64
 def train_setfit(
     unit: dict[str, Any], rows: Any, task: Any, folder: Path, runtime: Any, seconds: float
 ) -> dict[str, Any]:
-    """One run of SetFit's procedure, as long as all pairs or `seconds` take; its score on the test rows and what it took."""
+    """Run SetFit's procedure until all pairs were used or `seconds` are over; return the test score and the cost."""
     import torch
     from torch.nn import functional
 
@@ -58,7 +58,7 @@ def train_setfit(
     began = time.perf_counter()
     seed_everything(unit["seed"])
     model: Any = load_model(folder, labels).model.base_model.to(runtime.device)
-    first = model.config.model_type == "roberta"  # granite-embedding is one of first tokens
+    first = model.config.model_type == "roberta"  # granite-embedding pools the first token
 
     def embed(batch: Any) -> Any:
         inputs = runtime.move(batch).inputs
@@ -109,7 +109,7 @@ def train_setfit(
 
 
 def fit_logistic(features: Any, labels: Any, classes: int) -> Any:
-    """Logistic regression with scikit-learn's default penalty (C = 1)."""
+    """Fit a logistic regression with scikit-learn's default penalty (C = 1)."""
     import torch
 
     features = features.double()
@@ -131,7 +131,7 @@ def fit_logistic(features: Any, labels: Any, classes: int) -> Any:
 def train_library(
     unit: dict[str, Any], rows: Any, task: Any, folder: Path, runtime: Any, seconds: float
 ) -> dict[str, Any]:
-    """One run of the library: as many steps as all pairs or `seconds` take, at least FEWEST_STEPS; the steps are timed before."""
+    """Run the library until all pairs are used or about `seconds` are over, with at least FEWEST_STEPS; steps are timed first."""
     from datasets import Dataset
     from sentence_transformers import SentenceTransformer, models
     from setfit import SetFitModel, Trainer, TrainingArguments
@@ -161,9 +161,9 @@ def train_library(
         encoder = SentenceTransformer(modules=[body, models.Pooling(width)], device=str(runtime.device)).float()
         model = SetFitModel(model_body=encoder, model_head=LogisticRegression())
         quiet = {"report_to": "none", "save_strategy": "no", "show_progress_bar": False}
-        given = TrainingArguments(output_dir=str(folder / "setfit"), max_steps=steps, seed=unit["seed"], **quiet)
+        settings = TrainingArguments(output_dir=str(folder / "setfit"), max_steps=steps, seed=unit["seed"], **quiet)
         began = time.perf_counter()
-        Trainer(model=model, args=given, train_dataset=data).train()
+        Trainer(model=model, args=settings, train_dataset=data).train()
         return model, time.perf_counter() - began
 
     every = -(-len(all_pairs(rows.labels, 0)[0]) // PAIRS)

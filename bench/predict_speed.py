@@ -1,18 +1,16 @@
-"""Prediction beside transformers.Trainer.predict and pipeline: same model, same rows, taking turns in one process.
+"""Compare `Predictor` with transformers' Trainer.predict and pipeline: same model and examples, turns in one process.
 
     .venv/bin/python bench/common.py                                           # once: token ids, words, tokenizer
     .venv/bin/python bench/predict_speed.py --rows 2000 --peer_rows 500        # a short run
     .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/research/measurements/predict_cpu.json
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 100000
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 0 --mrpc_times 30 \
-        --peer_rows 800 --batch 64 --pipeline_batch 64 --one_process    # text through processes, beside Rust's threads
+        --peer_rows 800 --batch 64 --pipeline_batch 64 --one_process    # tokenization in processes vs. Rust threads
 
-Two works: MRPC's test split (1,725 pairs, `--mrpc_times` over), and `--rows` rows with a long tail of lengths
-(bench/common.py).
-Ours is `Predictor`, once from token ids (beside the Trainer, which is given token ids as well) and once from text (beside
-the pipeline). Peers get all rows, or the first `--peer_rows` of each work where all would take hours: the rows are in
-random order, so rates can be compared; the table says how many rows each was given. The Trainer gets no labels: it
-computes no loss. Ratios above 1 are slower than ours of the same kind.
+There are two workloads: MRPC's test split (1,725 pairs, repeated `--mrpc_times`), and `--rows` examples with a long tail of
+lengths (bench/common.py). `Predictor` runs once from token ids, like the Trainer, and once from text, like the pipeline. Peers
+process all examples, or the first `--peer_rows` of each workload if all would take hours; the order is random, so rates are
+comparable. The Trainer gets no labels, so it computes no loss. A ratio above 1 is slower than tunesmith with the same input.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 @dataclass(frozen=True)
 class Work:
-    """The same rows as token ids and as text."""
+    """The same examples as token ids and as text."""
 
     name: str
     rows: TokenRows
@@ -49,14 +47,14 @@ class Work:
     pairs: list[str] | None
 
     def first(self, count: int) -> Work:
-        """The first rows."""
+        """Return the first examples."""
         if count >= len(self.rows):
             return self
         pairs = None if self.pairs is None else self.pairs[:count]
         return Work(self.name, self.rows.select(np.arange(count)), self.texts[:count], pairs)
 
     def repeated(self, times: int) -> Work:
-        """All rows, so many times over."""
+        """Return the examples repeated this many times."""
         pairs = None if self.pairs is None else self.pairs * times
         rows = self.rows.select(np.tile(np.arange(len(self.rows)), times))
         return Work(f"{self.name}, {times} times", rows, self.texts * times, pairs)
@@ -64,7 +62,7 @@ class Work:
 
 @dataclass
 class Contestant:
-    """`predict` gives logits (kind "ids") or probabilities (kind "text") of each row."""
+    """One way to predict: `predict` returns logits (kind "ids") or probabilities (kind "text")."""
 
     name: str
     kind: str
@@ -75,7 +73,7 @@ class Contestant:
 
 
 def make_folder(shape: str, folder: Path) -> Path:
-    """A classifier with a head drawn at random, as a trained one is saved."""
+    """Save a classifier with a random head, in the format of a trained one."""
     from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
     transformers.logging.set_verbosity_error()
@@ -88,7 +86,9 @@ def make_folder(shape: str, folder: Path) -> Path:
     else:
         model = BertForSequenceClassification(BertConfig(num_labels=2))
     with torch.no_grad():
-        model.classifier.weight.mul_(20)  # logits of the size that a trained head gives: differences mean something
+        model.classifier.weight.mul_(
+            20
+        )  # logits as large as those of a trained head, so that differences are meaningful
     model.save_pretrained(folder)
     for name in TOKENIZER_FILES:
         shutil.copy(TOKENS / "minilm" / name, folder)
@@ -96,7 +96,7 @@ def make_folder(shape: str, folder: Path) -> Path:
 
 
 def make_ours(folder: Path, device: str, precision: str, *, alone: bool = False) -> Any:
-    """Our predictor; `alone`: one process tokenizes, with the threads of the Rust core."""
+    """Return a Predictor; with `alone`, one process tokenizes, with the threads of the Rust core."""
     from tunesmith.data.tokenize import ChunkEncoder
     from tunesmith.inference.predictor import Predictor
 
@@ -107,7 +107,7 @@ def make_ours(folder: Path, device: str, precision: str, *, alone: bool = False)
 
 
 def make_trainer(folder: Path, device: str, precision: str, batch: int, scratch: str) -> Callable[[Any], Outputs]:
-    """`Trainer.predict` on rows as dicts."""
+    """Return a function that runs `Trainer.predict` on examples as dicts."""
     from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
 
     model = AutoModelForSequenceClassification.from_pretrained(str(folder), dtype="float32")
@@ -128,7 +128,7 @@ def make_trainer(folder: Path, device: str, precision: str, batch: int, scratch:
 
 
 def make_pipeline(folder: Path, device: str, precision: str, batch: int) -> Callable[[Work], Outputs]:
-    """`pipeline("text-classification")` with the probabilities of all labels."""
+    """Return a function that runs `pipeline("text-classification")` and returns the probabilities of all labels."""
     from transformers import pipeline
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -146,7 +146,7 @@ def make_pipeline(folder: Path, device: str, precision: str, batch: int) -> Call
 
 
 def make_contestants(work: Work, folder: Path, args: argparse.Namespace, scratch: str) -> list[Contestant]:
-    """Ours and theirs, each with its model, warmed up on a few rows."""
+    """Return all contestants, each with its own model, warmed up on a few examples."""
     few, some, many = work.first(64), work.first(args.peer_rows), work.first(8192)
     found: list[Contestant] = []
 
@@ -164,9 +164,9 @@ def make_contestants(work: Work, folder: Path, args: argparse.Namespace, scratch
         }
         add(f"Trainer.predict, batch {batch}", "ids", some, lambda w, t=trainer, rows=lists: t(rows[id(w)]))
     add("tunesmith, from text", "text", work, lambda w: ours.probabilities(w.texts, w.pairs))
-    print(f"  processes that tokenize: {ours.network.processes}")
+    print(f"  tokenizer processes: {ours.network.processes}")
     if args.device == "cuda":
-        ours.probabilities(many.texts, many.pairs)  # starts the processes that tokenize
+        ours.probabilities(many.texts, many.pairs)  # starts the tokenizer processes
     if args.one_process:
         alone = make_ours(folder, args.device, args.precision, alone=True)
         add("from text, one process", "text", work, lambda w: alone.probabilities(w.texts, w.pairs))
@@ -176,7 +176,7 @@ def make_contestants(work: Work, folder: Path, args: argparse.Namespace, scratch
 
 
 def take_turns(contestants: list[Contestant], rounds: int, device: str) -> None:
-    """Fills in the seconds of every turn; the one that begins changes each round."""
+    """Time all turns; each round starts with a different contestant."""
     for number in range(rounds):
         at = number % len(contestants)
         for one in contestants[at:] + contestants[:at]:
@@ -189,13 +189,13 @@ def take_turns(contestants: list[Contestant], rounds: int, device: str) -> None:
 
 
 def wait(device: str) -> None:
-    """Until a GPU has done its work."""
+    """Wait until the GPU is idle."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def summarize(contestants: list[Contestant]) -> list[dict[str, Any]]:
-    """One line a contestant; ratio and difference are to our line of the same kind."""
+    """Return a line per contestant; ratio and difference are relative to tunesmith's line of the same kind."""
     found = []
     for one in contestants:
         ours = next(c for c in contestants if c.kind == one.kind)
@@ -219,8 +219,8 @@ def summarize(contestants: list[Contestant]) -> list[dict[str, Any]]:
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
-    """Aligned columns."""
-    print(f"\n{results[0]['work']:<28} {'rows':>8} {'seconds':>9} {'rows/s':>10} {'times ours':>11} {'apart':>8}")
+    """Print the results in aligned columns."""
+    print(f"\n{results[0]['work']:<28} {'rows':>8} {'seconds':>9} {'rows/s':>10} {'x tunesmith':>11} {'diff':>8}")
     for one in results:
         print(
             f"{one['name']:<28} {one['rows']:>8,} {one['seconds']:>9.2f} {one['rows_per_second']:>10,.1f} "
@@ -229,18 +229,16 @@ def print_table(results: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Prints one table a work."""
+    """Print one table per workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--shape", choices=("minilm", "bert-base"), default="minilm")
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of the long tail; 0: leave it out")
-    parser.add_argument("--mrpc_rows", type=int, default=10**9, help="rows of MRPC; 0: leave it out")
-    parser.add_argument("--mrpc_times", type=int, default=1, help="how often MRPC's rows stand in its work")
-    parser.add_argument(
-        "--one_process", action="store_true", help="also ours from text without processes that tokenize"
-    )
-    parser.add_argument("--peer_rows", type=int, default=10**9, help="rows of each work that the peers get")
+    parser.add_argument("--rows", type=int, default=100_000, help="examples of the long-tail workload; 0: skip it")
+    parser.add_argument("--mrpc_rows", type=int, default=10**9, help="examples of MRPC; 0: skip it")
+    parser.add_argument("--mrpc_times", type=int, default=1, help="how often to repeat MRPC")
+    parser.add_argument("--one_process", action="store_true", help="also measure Predictor without tokenizer processes")
+    parser.add_argument("--peer_rows", type=int, default=10**9, help="examples of each workload for the peers")
     parser.add_argument("--batch", type=int, nargs="*", default=[8, 64], help="batch sizes of Trainer.predict")
     parser.add_argument("--pipeline_batch", type=int, nargs="*", default=[1, 64])
     parser.add_argument("--rounds", type=int, default=3)

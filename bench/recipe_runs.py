@@ -1,7 +1,7 @@
-"""The runs of bench/recipes.py: the recipe, the engine and the speed-ups of `tunesmith train`, from token ids, without files.
+"""The runs of bench/recipes.py: recipe, engine and speedups of `tunesmith train`, from token ids, without files.
 
-A unit is one model, task, number of rows and seed; its recipes share rows, order and head and run one after the other in one
-process, so that their seconds can be compared. A process that meets an error of the device ends; another takes what is left.
+A unit is one model, task, number of examples and seed. Its recipes share examples, order and head, and run one after the other in
+one process, so that times are comparable. A process ends after a device error; a different one continues with the rest.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "class_weights balanced": {"class_weights": "balanced"},
     "adversarial 0.02": {"adversarial": 0.02},
 }
-"""`auto` with a choice changed. `dense` is no option: the dense layer in front of the last one starts as the identity that
-`pooling` makes of it and is trained."""
+"""`auto` with one choice changed. `dense` is not an option of tunesmith: the dense layer before the last one starts as the
+identity, as `pooling` sets it, and is trained."""
 LONG = {f"{kind} {length}": (kind, length) for length in (128, 256, 512) for kind in ("head", "head_tail", "windows")}
-"""`auto` with `--max_seq_length` and `--long_texts`, for tasks that are packed with longer rows."""
+"""`auto` with `--max_seq_length` and `--long_texts`, for tasks packed with longer texts."""
 RARE = ("r8", "r8head", "sickneg", "rare5", "rare_games")
-"""Tasks with a label that has few rows."""
+"""Tasks with a rare class."""
 MOST_SECONDS = 4.0
-"""`hf_seconds` gets at most so many times the steps of `auto`."""
+"""`hf_seconds` trains at most this many times as many steps as `auto`."""
 Unit = dict[str, Any]
 Found = dict[str, Any]
 
 
 @cache
 def _task(pack: Path, model: str, task: str) -> Any:
-    """Both splits as TokenRows, the label map, and the padding of the model."""
+    """Return both splits as TokenRows, the label map, and the model's padding."""
     from tunesmith.data.batches import Padding, TokenRows
     from tunesmith.labels import LabelMap, Task
 
@@ -85,7 +85,7 @@ def _model(pack: Path, model: str, place: Path) -> Path:
 
 
 def rows_of(unit: Unit, rows: Any) -> Any:
-    """The training rows of a unit: so many, or so many of each label, by its seed."""
+    """Return the training examples of a unit, sampled with its seed: `size` in total or per class."""
     if unit.get("per_class"):
         return rows.select(pick_rows(rows.labels, unit["size"], unit["seed"]))
     order = np.random.default_rng(unit["seed"]).permutation(len(rows))
@@ -93,7 +93,7 @@ def rows_of(unit: Unit, rows: Any) -> Any:
 
 
 def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
-    """The rows as `--long_texts` of a recipe shows them to the model."""
+    """Return the examples truncated or split into windows, as `--long_texts` does."""
     from tunesmith.data.batches import TextWindows, TokenRows
 
     if recipe not in LONG:
@@ -110,7 +110,7 @@ def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
 
 
 def options_of(recipe: str, before: dict[str, Found]) -> dict[str, Any]:
-    """The options of a recipe of the table; `before` are the runs of this unit so far."""
+    """Return the options of a recipe; `before` contains the unit's earlier runs."""
     if recipe == "hf":
         return {"recipe": "hf"}
     if recipe == "hf_equal":
@@ -123,7 +123,7 @@ def options_of(recipe: str, before: dict[str, Found]) -> dict[str, Any]:
 
 
 def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, place: Path, runtime: Any) -> Found:
-    """One run; its score on the test split and what it took."""
+    """Train one recipe and return its test score and cost."""
     import torch
 
     from tunesmith.config.load import load_config
@@ -160,7 +160,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     bundle: Any = SimpleNamespace(labels=labels, splits={})
     began = time.perf_counter()
     settled = choose_recipe(LoadedRun(config, loaded, bundle, {"train": train}, padding, suite, runtime, RunObserver()))
-    settling = time.perf_counter() - began  # the probe, the pair start, the first head
+    settling = time.perf_counter() - began  # the linear probe, the pair start, the first head
     config, model = settled.config, loaded.model.to(runtime.device)
     if trained:
         dense_of(model).requires_grad_(True)
@@ -215,7 +215,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
 
 
 def chance_error(logits: Any, task: Any) -> float:
-    """The calibration error that as many rows would show if every probability were right: labels are drawn from them."""
+    """Return the calibration error of a perfect model on this many examples: labels are drawn from its probabilities."""
     from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
 
@@ -226,9 +226,9 @@ def chance_error(logits: Any, task: Any) -> float:
 
 
 def measure_rare(logits: Any, gold: Any, labels: Any) -> Found | None:
-    """F1 of one half of the test rows, decided by the largest probability and by thresholds fitted to the other half.
+    """Return F1 on one half of the test set, with the largest probability and with thresholds fitted to the other half.
 
-    F1 is that of the rare label of two, else the mean over labels; `moved` follows the gate of `--move_thresholds`.
+    F1 is that of the rarer of two classes, otherwise macro F1; `moved` follows the rule of `--move_thresholds`.
     """
     from tunesmith.labels import Task
     from tunesmith.metrics.calibration import fit_thresholds
@@ -248,14 +248,14 @@ def measure_rare(logits: Any, gold: Any, labels: Any) -> Found | None:
 
 
 def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bool:
-    """Puts each run. False after an error of the device: what was captured or allocated in this process is in doubt."""
+    """Train and report each recipe; return False after a device error, because the process may be in an invalid state."""
     known = {key: unit[key] for key in ("model", "task", "size", "seed", "tries")}
     before: dict[str, Found] = {run["recipe"]: run for run in unit.get("before", ())}
     for recipe in unit["recipes"]:
         if recipe in before:
             continue
         auto = before.get("auto", {})
-        if ABLATIONS.get(recipe) == {"pooling": auto.get("pooling")}:  # that is `auto`
+        if ABLATIONS.get(recipe) == {"pooling": auto.get("pooling")}:  # the same as `auto`
             put({**known, **auto, "recipe": recipe})
             continue
         try:
@@ -269,14 +269,14 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
             else:
                 before[recipe] = train_once(unit, recipe, before, pack, place, runtime)
             put({**known, **before[recipe]})
-        except Exception as error:  # one run that fails is a line of the table, not the end of it
+        except Exception as error:  # a failed run is a line of the table; the others continue
             text = f"{type(error).__name__}: {error}"
             put({**known, "recipe": recipe, "error": text, "trace": traceback.format_exc()[-2500:]})
             if "CUDA" in text or "Triton" in text:
                 put({"again": {**unit, "tries": unit["tries"] + 1, "before": list(before.values())}})
                 return False
             if recipe in ("auto", "hf_equal"):
-                return True  # what follows is measured by it
+                return True  # later runs are compared with it
         gc.collect()
     if unit.get("later"):
         put({"later": {**unit, "recipes": unit["later"], "later": [], "before": list(before.values())}})
@@ -284,7 +284,7 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
 
 
 def work(todo: Any, done: Any, pack: str, place: str, cpu: bool, warm: Unit | None) -> None:
-    """A process: takes units until nothing is left to do."""
+    """Process units until none are left."""
     import logging
 
     import torch
@@ -295,7 +295,7 @@ def work(todo: Any, done: Any, pack: str, place: str, cpu: bool, warm: Unit | No
     torch.set_num_threads(1)
     runtime = make_runtime(precision="bf16" if has_bf16(use_cpu=cpu) else "no", use_cpu=cpu)
     folder = Path(place) / multiprocessing.current_process().name
-    if warm is not None:  # kernels are compiled and libraries loaded before anything is timed
+    if warm is not None:  # compile kernels and load libraries before anything is timed
         _run_unit(
             warm,
             lambda found: done.put({**found, "warm": True}) if "error" in found else None,

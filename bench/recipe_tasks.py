@@ -1,16 +1,16 @@
-"""Makes the data of bench/recipes.py: token ids of every task for each model, in a folder small enough to be carried along.
+"""Make the data of bench/recipes.py: token ids of every task for each model, in a folder small enough to copy to a GPU machine.
 
     .venv/bin/python bench/recipe_tasks.py --model ../shared/models/granite-embedding-30m-english
 
-A machine with a GPU needs no text, tokenizer or `datasets` then. Of a model's token embeddings only the rows that some task
-uses are kept, in half precision; `unpack_model` writes a whole model folder again, with zeros for the others, which no row
-of the tasks reads: what is trained is the same. Rows with an empty text are left out (CR has one).
-Tasks made of others, none of which was looked at when the recipes were chosen: `sickneg` (does the second sentence contradict
-the first; 15% do), `newsline` (forty words out of the middle of a post), `r8head` (the first ten words of a report),
-`newspair` (are two passages from the same newsgroup), `late` (reports of R8, then forty words of a post), `rare5`
-(`sickneg` with 5% of the rows that contradict). Regressions to choose rules on, so that `sts` stays one to report on: `overlap`
-(the share of words that the sentences of MRPC have in common) and `subjshare` (which share of four sentences of SUBJ is
-subjective). The files are for measuring and are never committed.
+The machine with a GPU then needs no text, tokenizer or `datasets`. Only the token embeddings that a task uses are kept, in half
+precision; `unpack_model` restores the model folder with zeros for the others, which doesn't change training. Examples with an
+empty text are excluded (CR has one).
+
+Held-out tasks derived from others: `sickneg` (does the second sentence contradict the first? 15% do), `newsline` (forty words
+from the middle of a post), `r8head` (the first ten words of a report), `newspair` (are two passages from the same newsgroup?),
+`late` (reports of R8, then forty words of a post), `rare5` (`sickneg` with 5% contradictions). Development regressions, so that
+`sts` stays held-out: `overlap` (the share of words that the sentences of MRPC have in common) and `subjshare` (the share of
+subjective sentences among four of SUBJ). The files are never committed.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("SHARED_DIR", ROOT.parent / "shared")) / "data"
 PACK = ROOT / "scratch" / "recipes_data"
 CHOSEN_ON = ("mrpc", "trec", "subj", "subjshare", "overlap")
-"""The rules of `auto` were chosen on these."""
+"""Development tasks: the rules of `auto` were chosen on these."""
 OUTSIDE = ("sections", "short_sections", "rare_games", "sizes", "same_source", "fortunes")
-"""Not of ../shared: what bench/outside_tasks.py writes (SHARED_DIR=scratch/outside)."""
+"""Written by bench/outside_tasks.py (SHARED_DIR=scratch/outside), not in ../shared."""
 FURTHER = ("gloss_kinds", "gloss_above", "gloss_near", "speech_year", "speech_party")
-"""Of bench/outside_tasks.py: development tasks, too."""
+"""More development tasks from bench/outside_tasks.py."""
 UNSEEN = ("whale_next",)
-"""Of bench/outside_tasks.py: a held-out task."""
+"""A held-out task from bench/outside_tasks.py."""
 GROUP = 64
-"""Values with a scale of their own in a model packed in int8."""
+"""Number of values that share a scale in a model packed as int8."""
 Row = tuple[tuple[str, ...], str]
 """One text or two, and the label."""
 
 
 def _table(file: Path) -> list[Row]:
-    """The rows of a TSV without quoting; the label is `label` or `score`, the texts are all other columns but ids."""
+    """Read a TSV without quoting; the label is `label` or `score`, the texts are all other columns except ids."""
     with file.open(encoding="utf-8", newline="") as lines:
         found = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
     names = [n for n in found[0] if n not in ("idx", "id", "label", "score")]
@@ -63,7 +63,7 @@ def _sick_negation(split: str) -> list[Row]:
 
 
 def _rare(split: str) -> list[Row]:
-    """`sickneg` with as many contradictions as make 5% of the rows."""
+    """Return `sickneg` with 5% contradictions."""
     rows = _sick_negation(split)
     others, rare = ([row for row in rows if row[1] == label] for label in ("no", "yes"))
     kept = np.random.default_rng(0).permutation(len(rare))[: len(others) // 19]
@@ -71,7 +71,7 @@ def _rare(split: str) -> list[Row]:
 
 
 def _middle(text: str, words: int) -> str:
-    """So many words out of the middle."""
+    """Return this many words from the middle of a text."""
     found = text.split()
     start = max(0, (len(found) - words) // 2)
     return " ".join(found[start : start + words])
@@ -86,7 +86,7 @@ def _r8_heads(split: str) -> list[Row]:
 
 
 def _late(split: str) -> list[Row]:
-    """Two or three reports of R8, then forty words of a newsgroup post, whose group is the label: what matters comes last."""
+    """Return two or three reports of R8 plus forty words of a newsgroup post, whose group is the label: the signal comes last."""
     reports, rng = [texts[0] for texts, _ in _table(SHARED / "r8" / f"{split}.tsv")], np.random.default_rng(3)
     return [
         ((" ".join([*(str(rng.choice(reports)) for _ in range(rng.integers(2, 4))), texts[0]]),), label)
@@ -95,7 +95,7 @@ def _late(split: str) -> list[Row]:
 
 
 def _news_pairs(split: str) -> list[Row]:
-    """Each post twice as the first text: with one of its own group and with one of another."""
+    """Return each post in two pairs: with a post of the same group and with a post of a different one."""
     rows, rng = _news_lines(split), np.random.default_rng(1)
     by_label: dict[str, list[int]] = {}
     for i, (_, label) in enumerate(rows):
@@ -109,7 +109,7 @@ def _news_pairs(split: str) -> list[Row]:
 
 
 def _pairs_of(folder: str, texts_with_label: str) -> Callable[[str], list[Row]]:
-    """Pairs of single texts: do both have the same label (half of the pairs do), or what is the label of the second one."""
+    """Return pairs of single texts, labeled with whether their labels match (half do) or with the second text's label."""
 
     def make(split: str) -> list[Row]:
         rows, rng = _table(SHARED / folder / f"{split}.tsv"), np.random.default_rng(1)
@@ -129,7 +129,7 @@ def _pairs_of(folder: str, texts_with_label: str) -> Callable[[str], list[Row]]:
 
 
 def _overlap(split: str) -> list[Row]:
-    """MRPC: the share of words that both sentences have, as a score from 1 to 5."""
+    """Return MRPC pairs with the share of words in both sentences, as a score from 1 to 5."""
     made: list[Row] = []
     for texts, _ in _table(SHARED / "mrpc" / f"{split}.tsv"):
         one, other = (set(text.lower().split()) for text in texts)
@@ -138,7 +138,7 @@ def _overlap(split: str) -> list[Row]:
 
 
 def _subjective_share(split: str) -> list[Row]:
-    """Four sentences, as many of them subjective as a draw says: the score is their share, which no length gives away."""
+    """Return groups of four sentences, a random number of them subjective; the score is their share, independent of length."""
     rows, rng = _table(SHARED / "subj" / f"{split}.tsv"), np.random.default_rng(2)
     pools = [[texts[0] for texts, label in rows if label == name] for name in ("objective", "subjective")]
     made: list[Row] = []
@@ -170,7 +170,7 @@ REGRESSION = ("sts", "sizes", "overlap", "subjshare", "speech_year", "gloss_near
 
 
 def pack_task(task: str, tokenizer: Any, length: int, out: Path, most: int | None) -> npt.NDArray[np.int64]:
-    """Writes the ids and labels of both splits, of at most so many rows each; returns the ids that occur."""
+    """Write token ids and labels of both splits, at most `most` examples each; return the ids that occur."""
     arrays: dict[str, Any] = {}
     names: list[str] = []
     for split in ("train", "test"):
@@ -192,7 +192,7 @@ def pack_task(task: str, tokenizer: Any, length: int, out: Path, most: int | Non
 
 
 def pack_model(folder: Path, ids: npt.NDArray[np.int64], special: dict[str, Any], out: Path, *, int8: int) -> None:
-    """The model with the embeddings of these ids alone: half precision, or whole numbers up to `int8`, GROUP with a scale."""
+    """Write the model with only these ids' embeddings: in half precision, or as integers up to `int8` with a scale per GROUP."""
     import torch
     from safetensors.torch import load_file
 
@@ -217,7 +217,7 @@ def pack_model(folder: Path, ids: npt.NDArray[np.int64], special: dict[str, Any]
 
 
 def unpack_model(packed: Path, out: Path) -> Path:
-    """A whole model folder from what `pack_model` wrote."""
+    """Restore a model folder from the output of `pack_model`."""
     import torch
     from safetensors.torch import save_file
 
@@ -242,25 +242,27 @@ def unpack_model(packed: Path, out: Path) -> Path:
 
 
 def main() -> None:
-    """Writes the folder and prints its size."""
+    """Write the folder and print its size."""
     from tunesmith.data.tokenize import USUAL_LENGTH, longest_allowed
     from tunesmith.models.files import find_embedded, load_tokenizer, position_limit
     from tunesmith.models.load import read_model_config
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="*", type=Path, help="model folders [the embedded all-MiniLM-L6-v2]")
+    parser.add_argument("--model", nargs="*", type=Path, help="model folders [the bundled all-MiniLM-L6-v2]")
     parser.add_argument(
         "--tasks", nargs="+", default=[t for t in TASKS if t not in (*OUTSIDE, *FURTHER, *UNSEEN)], choices=tuple(TASKS)
     )
-    parser.add_argument("--length", type=int, help="tokens of a row [what a run takes]; more for recipes that cut rows")
-    parser.add_argument("--most_rows", type=int, help="of each split, to carry less")
+    parser.add_argument(
+        "--length", type=int, help="tokens per example [default of a run]; set more for recipes that truncate"
+    )
+    parser.add_argument("--most_rows", type=int, help="maximum examples per split, for a smaller folder")
     parser.add_argument(
         "--int8",
         type=int,
         nargs="?",
         const=127,
         default=0,
-        help="round the matrices, to carry less (granite's are int8 already); a largest number below 127 packs smaller",
+        help="round the matrices, for a smaller folder (granite's are int8 already); values below 127 compress better",
     )
     parser.add_argument("--output", type=Path, default=PACK)
     args = parser.parse_args()

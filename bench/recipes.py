@@ -1,16 +1,16 @@
-"""Is `--recipe auto` better than transformers' recipe? Test scores by model, task, number of rows and recipe, seeds paired.
+"""Compare `--recipe auto` with transformers' defaults: test scores by model, task, number of examples and recipe, paired by seed.
 
     .venv/bin/python bench/recipe_tasks.py --model ../shared/models/paraphrase-MiniLM-L3-v2       # writes scratch/recipes_data
     .venv/bin/python bench/recipes.py --sizes 200 500 2000 0 --seeds 5 --jobs 14 --seconds 330 --output report.json
-    .venv/bin/python bench/recipes.py --tasks mrpc trec subj --recipes auto ablations             # each choice taken out
-    .venv/bin/python bench/recipes.py --table FILE.json                                           # the table again
+    .venv/bin/python bench/recipes.py --tasks mrpc trec subj --recipes auto ablations             # change one choice at a time
+    .venv/bin/python bench/recipes.py --table FILE.json                                           # print the table again
 
-Every run has its own subset of rows, order and head, by its seed; the recipes of one seed share them. Probe, decisions, engine
-and speed-ups are those of `tunesmith train`; there is no validation set: the weights after the last step are scored on the
-test split. `hf` is `--recipe hf`, `hf_equal` the same with the epochs of `auto` (equal rows through the model), `hf_seconds`
-the same with as many more steps as `auto`, its probe included, took longer than `hf_equal` in the same process. One
-process trains many runs; `--jobs` of them share the device. Stops after `--seconds`, seed by seed, so that what is there is
-balanced; the JSON is written after each run. Needs neither `datasets` nor a network.
+The seed determines the subset of examples, their order and the head; all recipes of a seed share them. Linear probe, decisions,
+engine and speedups are those of `tunesmith train`. There is no validation set: the weights after the last step are scored on the
+test split. `hf` is `--recipe hf`; `hf_equal` is `hf` with the epochs of `auto`; `hf_seconds` is `hf` with more steps, so that it
+takes as long as `auto` with its probe in the same process. A process trains many runs; `--jobs` processes share the device. Runs
+are ordered by seed, so that results are balanced if `--seconds` end early. The JSON is written after each run. Needs neither
+`datasets` nor a network.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_TRIES = 2
 
 
 def run_all(units: list[Unit], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """All runs, by several processes, until they are done or the time is over. A process that ended is replaced."""
+    """Train all runs in several processes until they are done or the time is over; replace processes that end."""
     began = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     todo, done = context.Queue(), context.Queue()
@@ -79,7 +79,7 @@ def run_all(units: list[Unit], args: argparse.Namespace) -> list[dict[str, Any]]
             worker.terminate()
             worker.join()
     print(
-        f"{len(found)} runs, {left} of {len(units)} units left, {lost} processes ended by an error of the device, "
+        f"{len(found)} runs, {left} of {len(units)} units left, {lost} processes ended by a device error, "
         f"{time.perf_counter() - began:.0f} s",
         flush=True,
     )
@@ -96,7 +96,7 @@ Cell = tuple[str, str, int]
 
 
 def paired_gains(runs: list[dict[str, Any]], name: str, against: str) -> dict[Cell, list[float]]:
-    """By model, task and size: score with `name` minus score with `against`, in points, of seeds that have both."""
+    """Return score differences of `name` and `against` in points, by model, task and size, for seeds with both."""
     table: dict[Any, dict[str, float]] = {}
     for run in runs:
         if run.get("score") is not None:
@@ -109,7 +109,7 @@ def paired_gains(runs: list[dict[str, Any]], name: str, against: str) -> dict[Ce
 
 
 def mean_with_interval(gains: dict[Cell, list[float]]) -> tuple[float, float, float]:
-    """The mean over cells, and its 95% interval by a bootstrap over tasks."""
+    """Return the mean over cells and its 95% interval (bootstrap over tasks)."""
     by_task: dict[str, list[float]] = {}
     for (_, task, _), values in gains.items():
         by_task.setdefault(task, []).append(statistics.fmean(values))
@@ -120,7 +120,7 @@ def mean_with_interval(gains: dict[Cell, list[float]]) -> tuple[float, float, fl
 
 
 def print_table(runs: list[dict[str, Any]]) -> None:
-    """Scores by cell, then what each recipe gains, by model and over all."""
+    """Print scores by cell, then the gain of each recipe, by model and overall."""
     if any(run["recipe"] == "hf" for run in runs):
         runs = runs + [
             {**run, "recipe": "hf"} for run in runs if run["recipe"] == "hf_equal" and run.get("epochs") == 3.0
@@ -142,7 +142,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
         cells += [f"{statistics.fmean(gains[n][cell]):+.1f}" if cell in gains[n] else "" for n in beside]
         print(f"| {cell[0]} | {cell[1]} | {cell[2] or 'all'} | {len(shared)} | {' | '.join(cells)} |")
     print(
-        "\n| model | recipe | beside | mean gain | 95% interval over tasks | worst task | worst task x size | not below |"
+        "\n| model | recipe | vs. | mean gain | 95% interval over tasks | worst task | worst task x size | not below |"
     )
     print("|---|---|---|---|---|---|---|---|")
     pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n in (*ABLATIONS, *others)]
@@ -175,7 +175,7 @@ def _print_gain(model: str, name: str, against: str, runs: list[dict[str, Any]])
 
 
 def _print_rare(runs: list[dict[str, Any]]) -> None:
-    """F1 with and without moved thresholds, with and without class weights: means over seeds."""
+    """Print F1 with and without moved thresholds, with and without class weights: means over seeds."""
     runs = [run for run in runs if run.get("rare") and run["recipe"] in ("auto", "class_weights balanced")]
     if not any(run["recipe"] != "auto" for run in runs):
         return
@@ -192,7 +192,7 @@ def _print_rare(runs: list[dict[str, Any]]) -> None:
 
 
 def _print_seconds(runs: list[dict[str, Any]]) -> None:
-    """How many times the seconds of `auto`, with its probe, the others took: medians of pairs."""
+    """Print the time of each recipe relative to `auto` with its probe: medians over pairs."""
     table: dict[Any, dict[str, float]] = {}
     for run in runs:
         key = (run["model"], run["task"], run["size"], run["seed"])
@@ -208,22 +208,22 @@ def _mean(values: list[float]) -> str:
 
 
 def main() -> None:
-    """Runs what was asked for and prints the table."""
+    """Train the requested runs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=[*LOOKED_AT, *NEW], choices=tuple(TASKS))
     parser.add_argument("--sizes", type=int, nargs="+", default=[200, 500, 2000], help="training rows; 0: all")
-    parser.add_argument("--per_class", action="store_true", help="--sizes are rows of each label")
+    parser.add_argument("--per_class", action="store_true", help="--sizes are examples per class")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--recipes", nargs="+", default=["auto", "hf_equal", "hf_seconds"])
-    parser.add_argument("--later", nargs="+", default=[], help="recipes that run when all units have had the others")
-    parser.add_argument("--models", nargs="+", help="folders of --data [all that are there]")
-    parser.add_argument("--data", type=Path, default=PACK, help="what bench/recipe_tasks.py wrote")
+    parser.add_argument("--later", nargs="+", default=[], help="recipes to run after all others")
+    parser.add_argument("--models", nargs="+", help="folders of --data [all]")
+    parser.add_argument("--data", type=Path, default=PACK, help="output of bench/recipe_tasks.py")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument("--cpu", action="store_true", help="although a GPU is there")
-    parser.add_argument("--warm", action="store_true", help="each process trains something small before it is timed")
+    parser.add_argument("--cpu", action="store_true", help="even if there is a GPU")
+    parser.add_argument("--warm", action="store_true", help="train a small model in each process before timing starts")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--table", type=Path, nargs="+", help="print the table of these results, train nothing")
+    parser.add_argument("--table", type=Path, nargs="+", help="print the table of these results without training")
     args = parser.parse_args()
     if args.table:
         print_table([run for file in args.table for run in json.loads(file.read_text(encoding="utf-8"))])
@@ -234,7 +234,7 @@ def main() -> None:
 
 
 def make_units(args: argparse.Namespace) -> list[Unit]:
-    """Seed by seed, the longest first; sizes that the data does not have are left out."""
+    """Return units by seed, the longest first, without sizes that exceed the data."""
     recipes = [n for name in args.recipes for n in (ABLATIONS if name == "ablations" else [name])]
     rows = {task: len(np.load(args.data / args.models[0] / f"{task}.npz")["train_lengths"]) for task in args.tasks}
     kind = {"per_class": True} if args.per_class else {}

@@ -1,10 +1,11 @@
-"""An exported folder in virtual environments that truly have no torch: size, import, first answers, equal answers.
+"""Measure an exported folder in virtual environments without torch: size, import time, first and equal predictions.
 
-python bench/runtime_env.py RUN/export/onnx RUN TEXTS.csv
-Builds the wheel of this checkout, makes two environments in a temporary folder (needs a package index), installs the wheel with
-its extra `runtime` in one and the folder's requirements.txt in the other, and compares the answers of `tunesmith predict` and
-`tunesmith serve` with those of the run in this environment. Times are the best of three starts after one that writes the
-bytecode: on the clock, and of the processor (equal on an idle machine with one thread).
+    python bench/runtime_env.py RUN/export/onnx RUN TEXTS.csv
+
+Builds the wheel of this checkout and creates two environments in a temporary folder (needs a package index): one with the wheel
+and its extra `runtime`, one with the folder's requirements.txt. Compares the output of `tunesmith predict` and `tunesmith serve`
+with the run's predictions in this environment. Wall-clock and CPU times are the best of three starts, after one that writes the
+bytecode.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ KEY = "k" * 40
 
 
 def main() -> int:
-    """Prints a table for each way; 1 when an answer differs."""
+    """Print a table per environment; return 1 if a prediction differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("exported")
     parser.add_argument("run")
-    parser.add_argument("texts", help="csv with the text columns of the run")
+    parser.add_argument("texts", help="CSV file with the text columns of the run")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -49,7 +50,7 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace, home: Path, way: str, install: list[str], ours: list[str]) -> int:
-    """One way to install: prints its table; 1 when an answer differs."""
+    """Print the table of one environment; return 1 if a prediction differs."""
     python, before, installed = make_environment(home, install)
     call([python, "-m", "tunesmith", "predict", args.exported, "--text", "a", "a"])
     call([python, "-c", IMPORT])
@@ -60,19 +61,19 @@ def measure(args: argparse.Namespace, home: Path, way: str, install: list[str], 
     starts = [serve(python, args.exported, args.texts) for _ in range(3)]
     started, served = best(times for times, _ in starts), starts[0][1]
     used = size_of(home / "env") - before
-    print(f"\n| {way} | value | goal |\n|---|---|---|")
-    print(f"| installed besides the model | {installed / 1e6:.0f} MB | under 150 MB |")
-    print(f"| the same, after use (bytecode) | {used / 1e6:.0f} MB | under 150 MB |")
+    print(f"\n| {way} | Value | Goal |\n|---|---|---|")
+    print(f"| Installed size without the model | {installed / 1e6:.0f} MB | under 150 MB |")
+    print(f"| Installed size with bytecode | {used / 1e6:.0f} MB | under 150 MB |")
     print(f"| import | {shown(imported)} | under 0.5 s |")
-    print(f"| `predict`: start to answer | {shown(first)} | 1 s |")
-    print(f"| `serve`: start to first answer | {shown(started)} | 1 s |")
+    print(f"| `predict`: start to predictions | {shown(first)} | 1 s |")
+    print(f"| `serve`: start to first prediction | {shown(started)} | 1 s |")
     print(f"| `predict`: equal labels | {same(ours, theirs)} of {len(ours)} | all |")
     print(f"| `serve`: equal labels | {same(ours, served)} of {len(served)} | all |")
     return int(ours != theirs or ours[: len(served)] != served)
 
 
 def make_environment(home: Path, install: list[str]) -> tuple[str, int, int]:
-    """The interpreter of the new environment, the bytes before the installation, the bytes it added."""
+    """Create an environment; return its interpreter, its size before the installation, and the added bytes."""
     call([sys.executable, "-m", "venv", str(home / "env")])
     python = str(home / "env" / "bin" / "python")
     before = size_of(home / "env")
@@ -83,7 +84,7 @@ def make_environment(home: Path, install: list[str]) -> tuple[str, int, int]:
 
 
 def serve(python: str, model: str, texts: str) -> tuple[tuple[float, ...], list[str]]:
-    """Seconds from the start of the server to its first answer, and its labels of the first rows."""
+    """Start the server; return the seconds until its first response, and its predicted labels."""
     with open(texts, newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))[:32]
     columns = json.loads((Path(model) / "tunesmith.json").read_text(encoding="utf-8"))["text_columns"]
@@ -109,7 +110,7 @@ def serve(python: str, model: str, texts: str) -> tuple[tuple[float, ...], list[
 
 
 def ask(port: int, body: dict[str, Any]) -> Any:
-    """One request; asked again while the model is loaded."""
+    """Send a request, again if the model is still loading."""
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     for _ in range(600):
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
@@ -119,23 +120,23 @@ def ask(port: int, body: dict[str, Any]) -> Any:
         if reply.status == 200:
             return json.loads(answer)
         time.sleep(0.05)
-    raise SystemExit(f"the server answers {reply.status}: {answer[:300]!r}")
+    raise SystemExit(f"the server responds with {reply.status}: {answer[:300]!r}")
 
 
 def labels(python: str, model: str, texts: str, output: Path) -> list[str]:
-    """The predicted labels of a csv file."""
+    """Return the predicted labels of a CSV file."""
     call([python, "-m", "tunesmith", "predict", model, "--input", texts, "--output", str(output)])
     with output.open(newline="", encoding="utf-8") as lines:
         return [row["prediction"] for row in csv.DictReader(lines)]
 
 
 def same(ours: list[str], theirs: list[str]) -> int:
-    """How many answers are equal."""
+    """Return the number of equal predictions."""
     return sum(a == b for a, b in zip(ours, theirs, strict=False))
 
 
 def seconds(command: list[str]) -> tuple[float, ...]:
-    """How long a command takes: on the clock, of the processor."""
+    """Return the wall-clock and CPU time of a command."""
 
     def now() -> tuple[float, float]:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -147,17 +148,17 @@ def seconds(command: list[str]) -> tuple[float, ...]:
 
 
 def best(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
-    """The least of each kind."""
+    """Return the lowest wall-clock and CPU time."""
     return tuple(map(min, zip(*times, strict=True)))
 
 
 def shown(times: tuple[float, ...]) -> str:
-    """Both kinds for the table."""
-    return f"{times[0]:.2f} s, processor {times[1]:.2f} s"
+    """Return both times as text."""
+    return f"{times[0]:.2f} s, CPU {times[1]:.2f} s"
 
 
 def call(command: list[str]) -> str:
-    """What a command prints; the end of its errors when it fails. PYTHONPATH and its like are for our own interpreter alone."""
+    """Return a command's output, or exit with the end of its errors."""
     environment = dict(os.environ) if command[0] == sys.executable else clean()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -166,12 +167,12 @@ def call(command: list[str]) -> str:
 
 
 def clean() -> dict[str, str]:
-    """The environment without what changes an interpreter."""
+    """Return the environment variables without those that configure this interpreter."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below."""
+    """Return the size of all files in a folder, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
 
 

@@ -4,7 +4,7 @@
     python bench/scripts_gpu.py [--scripts ...] [--batch 16 64] [--rounds 3] [--output FILE.json]
     python bench/scripts_gpu.py --tiny                            # a small model on a CPU: do all scripts run?
 
-Each row is a script with one change that people make: BERT-base with random weights, MRPC token ids, dropout on, bf16. The
+Each row is a script with one common change. All use BERT-base with random weights, MRPC token ids, dropout on, bf16. The
 Trainers take turns, each with a new model; steps in which CUDA graphs are captured are not counted. Prints and writes the median
 over the rounds, the peak of torch's allocator, and the line with which tunesmith reports its speedups.
 """
@@ -65,14 +65,14 @@ def tagger(config: Any) -> Any:
 
 
 class Pooled(nn.Module):
-    """A class of the user's: an encoder, the mean of its tokens, and a linear layer."""
+    """A custom model: an encoder, mean pooling, and a linear layer."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.encoder, self.head = transformers.BertModel(config), nn.Linear(config.hidden_size, 2)
 
     def embed(self, input_ids: Any, attention_mask: Any) -> Any:
-        """Return a vector for each row."""
+        """Return one vector per example."""
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         mask = attention_mask.unsqueeze(-1).float()
         return (hidden * mask).sum(1) / mask.sum(1)
@@ -185,19 +185,19 @@ class Listed(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 
 def pad_tensors(features: Rows) -> dict[str, torch.Tensor]:
-    """Pad rows of tensors."""
+    """Pad examples that are tensors."""
     return pad([{n: v.tolist() if isinstance(v, torch.Tensor) else v for n, v in row.items()} for row in features])
 
 
 def pad_pairs(features: Rows) -> dict[str, torch.Tensor]:
-    """Pad a row and the next one as its pair."""
+    """Pad pairs that consist of an example and the next one."""
     one, other = pad(features), pad([*features[1:], features[0]])
     del one["token_type_ids"]
     return {**one, "other_ids": other["input_ids"], "other_mask": other["attention_mask"]}
 
 
 def pad_tags(features: Rows) -> dict[str, torch.Tensor]:
-    """Pad rows with a label per token."""
+    """Pad examples with a label per token."""
     found = pad(features)
     found["labels"] = torch.where(found["attention_mask"] == 1, found["input_ids"] % 2, -100)
     return found
@@ -208,7 +208,7 @@ def pad_tags(features: Rows) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Script:
-    """One change to the usual script. `collate` None stands for DataCollatorWithPadding."""
+    """One change to the usual script; a `collate` of None means DataCollatorWithPadding."""
 
     arguments: dict[str, Any] = field(default_factory=dict)
     model: Callable[[Any], Any] = classifier
@@ -249,7 +249,7 @@ SCRIPTS: dict[str, Script] = {
 
 
 def make_trainer(name: str, base: Any, folder: str | Path, config: Any, rows: Rows, padding: Any, **given: Any) -> Any:
-    """Return the Trainer of a script; `given` are arguments that come before the script's own."""
+    """Return the Trainer of a script; the script's arguments override `given`."""
     script = SCRIPTS[name]
     options = {
         "bf16": True, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 10**6,
@@ -274,7 +274,7 @@ def make_trainer(name: str, base: Any, folder: str | Path, config: Any, rows: Ro
 
 
 class Clock(transformers.TrainerCallback):  # type: ignore[misc]
-    """Seconds between two steps."""
+    """Callback that measures the time between two steps."""
 
     def __init__(self, first: int, last: int) -> None:
         self.steps, self.seconds, self._began = (first, last), 0.0, 0.0
@@ -342,12 +342,12 @@ def main() -> None:
             )
             print(f"     {found['speedups']}", flush=True)
             results.setdefault(str(batch), {})[name] = found
-            if args.output:  # after each: the machine may be taken away
+            if args.output:  # after each line: the machine may be taken away
                 args.output.write_text(json.dumps(about | {"batches": results}, indent=1))
 
 
 def tiny() -> tuple[Any, Rows]:
-    """Return a small configuration and random rows."""
+    """Return a small configuration and random examples."""
     config = transformers.BertConfig(
         vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
         max_position_embeddings=96, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,

@@ -1,9 +1,10 @@
-"""The prediction service under load, beside a plain FastAPI server around transformers' pipeline, in the same run.
+"""Compare the prediction service under load with a plain FastAPI server around transformers' pipeline.
 
-python bench/serve_load.py RUN TEXTS.csv [--clients 64] [--seconds 20] [--rounds 3] [--workers 1 2]
-Bulk prediction, our service and the peer take turns, `rounds` times; medians are printed, with the load of the machine. Each
-client keeps one request of one text in flight over a kept connection. Every answer is compared with bulk prediction. The last
-column, the CPU time that the server took for a row, is what other programs on the machine disturb least.
+    python bench/serve_load.py RUN TEXTS.csv [--clients 64] [--seconds 20] [--rounds 3] [--workers 1 2]
+
+Bulk prediction, `tunesmith serve` and the peer take turns, `--rounds` times. Prints medians and the machine's load. Each client
+keeps one request with one text in flight, on a persistent connection. Every response is compared with bulk prediction. The last
+column, CPU time per text, is least affected by other programs.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ Turn = dict[str, float]
 
 
 def main() -> int:
-    """Prints one table."""
+    """Measure all servers and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run")
-    parser.add_argument("texts", help="csv or tsv; its first column is read")
+    parser.add_argument("texts", help="CSV or TSV file; its first column is read")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -78,7 +79,7 @@ def main() -> int:
 
 
 def print_table(turns: dict[str, list[Turn]], args: argparse.Namespace) -> None:
-    """Medians over the rounds; sums of what must be 0."""
+    """Print medians over the rounds, and sums of counts that must be 0."""
     middle = {
         name: {key: statistics.median(turn[key] for turn in some) for key in some[0]} for name, some in turns.items()
     }
@@ -86,7 +87,9 @@ def print_table(turns: dict[str, list[Turn]], args: argparse.Namespace) -> None:
     loads = [turn["load"] for some in turns.values() for turn in some]
     print(f"{os.cpu_count()} cores, {args.clients} clients, {args.rounds} rounds of {args.seconds:g} s; ", end="")
     print(f"load average {min(loads):.0f} to {max(loads):.0f}")
-    print("| | rows/s | of bulk | mean ms | p50 | p99 | p99 / mean | answers | wrong | 429 | lost | CPU ms a row |")
+    print(
+        "| | texts/s | of bulk | mean ms | p50 | p99 | p99 / mean | responses | wrong | 429 | lost | CPU ms per text |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for name, turn in middle.items():
         sums = " | ".join(
@@ -99,7 +102,7 @@ def print_table(turns: dict[str, list[Turn]], args: argparse.Namespace) -> None:
 
 
 def predict_all(run: str, texts: list[str]) -> tuple[list[str], Turn]:
-    """Labels, rows a second and CPU milliseconds a row of one call, in a process of its own as the servers are."""
+    """Predict in a separate process; return labels, texts per second and CPU milliseconds per text."""
     words = [sys.executable, "-c", BULK, run]
     done = subprocess.run(words, input=json.dumps(texts), capture_output=True, text=True, check=True)
     labels, seconds, cpu = json.loads(done.stdout)
@@ -108,7 +111,7 @@ def predict_all(run: str, texts: list[str]) -> tuple[list[str], Turn]:
 
 
 def load(command: list[str], texts: list[str], labels: list[str], args: argparse.Namespace) -> Turn:
-    """What the clients saw, in milliseconds, and what the server took."""
+    """Return client latencies in milliseconds and the server's CPU time."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -127,7 +130,7 @@ def load(command: list[str], texts: list[str], labels: list[str], args: argparse
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and its children that live."""
+    """Return the CPU time of a process and its living children."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
@@ -137,7 +140,7 @@ def cpu_seconds(pid: int) -> float:
 async def _drive(
     port: int, pid: int, texts: list[str], labels: list[str], args: argparse.Namespace
 ) -> tuple[list[float], dict[str, int], float]:
-    for _ in range(1200):  # a model of a minute's loading is not what is measured here
+    for _ in range(1200):  # loading the model is not measured
         try:
             if (await _ask(await asyncio.open_connection("127.0.0.1", port), port, texts[0]))[0] == 200:
                 break

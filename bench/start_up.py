@@ -1,10 +1,10 @@
-"""Wall-clock time of a whole job on MRPC, from process start to exit: `tunesmith train` and a transformers script.
+"""Measure the wall-clock time of a job on MRPC, from process start to exit: `tunesmith train` and a transformers script.
 
     python bench/start_up.py --shape bert-base --rounds 2 --output start_up_h200.json
 
 MRPC is read from scratch/mrpc (train.tsv, validation.tsv), the tokenizer from scratch/tokens/minilm (bench/common.py). With
 --shape, the model has random weights; without it, it is all-MiniLM-L6-v2. The first round of each command fills caches and
-is not part of the median. The script uses the defaults of transformers, in the order of run_glue.py, and evaluates once.
+is not part of the median. The script uses transformers' defaults, follows run_glue.py, and evaluates once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small training runs with their curves, the verdict that a person wrote down first, and the verdict of the diagnosis.
+"""Compare verdicts of the diagnosis on small training runs with those that a person wrote down beforehand.
 
     python bench/verdicts.py RUNS --make      # train the missing runs (20 minutes on one core)
     python bench/verdicts.py RUNS --curves    # curves without verdicts: judge them yourself
@@ -26,7 +26,7 @@ LAST = {"load_best_model_at_end": False}
 
 @dataclass(frozen=True)
 class Run:
-    """One training run; `person` has the verdicts that a person accepts, written down before ours was seen, the best first."""
+    """One training run; `person` lists the verdicts that a person accepts, best first, written before seeing the diagnosis."""
 
     task: str
     rows: int
@@ -35,7 +35,7 @@ class Run:
     wrong: float = 0.0
     """Share of wrong training labels."""
     change: str = ""
-    """shuffled: all labels, also those of validation examples. swapped: validation labels. rare: one class is rare."""
+    """shuffled: all labels, including validation. swapped: validation labels. rare: one class is rare."""
 
 
 RUNS = {

@@ -1,4 +1,4 @@
-"""What a classifier that only counts shared words can do on sentence pairs: the floor the sample data has to beat."""
+"""Measure classifiers that only count shared words on sentence pairs: the baseline for the sample data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 FEATURES = ("jaccard", "containment", "length difference", "bigram overlap", "content jaccard", "number mismatch")
-# Frequent function words; without them the overlap is about content.
+# Frequent function words, excluded from the overlap.
 STOP = frozenset(
     re.findall(
         r"\w+",
@@ -24,7 +24,7 @@ Split = tuple[np.ndarray, np.ndarray]  # features, targets
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-case words and numbers of a sentence."""
+    """Return the words and numbers of a sentence in lower case."""
     return re.findall(r"[\w']+", text.lower())
 
 
@@ -34,7 +34,7 @@ def _share(left: set[Any], right: set[Any]) -> tuple[float, float]:
 
 
 def overlap_features(pairs: Sequence[Pair], *, with_numbers: bool = False) -> np.ndarray:
-    """One row a pair: the first five FEATURES, and the sixth (digits differ) when asked."""
+    """Return one row per pair: the first five FEATURES, and optionally the sixth (digits differ)."""
     rows = []
     for first, second in pairs:
         a, b = split_words(first), split_words(second)
@@ -47,7 +47,7 @@ def overlap_features(pairs: Sequence[Pair], *, with_numbers: bool = False) -> np
 
 
 def best_threshold(train: Split, test: Split) -> tuple[float, int, float]:
-    """Test accuracy, feature and cut of the single-feature rule (either direction) that is best on train."""
+    """Return test accuracy, feature and threshold of the single-feature rule (either direction) that is best on train."""
     (x, y), (x_test, y_test) = train, test
     best = (0.0, 0, 0.0, True)
     for feature in range(x.shape[1]):
@@ -62,7 +62,7 @@ def best_threshold(train: Split, test: Split) -> tuple[float, int, float]:
 
 
 def logistic_accuracy(train: Split, test: Split) -> float:
-    """Test accuracy of logistic regression on standardised features and their products (so also curved borders)."""
+    """Return the test accuracy of logistic regression on standardized features and their products."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import PolynomialFeatures, StandardScaler

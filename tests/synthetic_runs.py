@@ -1,7 +1,4 @@
-"""Journals of known cause, for the tests of curves, diagnosis and report: shapes as seen in real fine-tuning runs.
-
-Loaded by path (tests are no package): see tests/unit/report/conftest.py.
-"""
+"""Journals of known cause, for the tests of curves, diagnosis and report: shapes as seen in real fine-tuning runs."""
 
 from __future__ import annotations
 

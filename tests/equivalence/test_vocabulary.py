@@ -150,15 +150,6 @@ def test_the_state_of_another_vocabulary_is_refused() -> None:
         cut.load_state_dict(other.state_dict())
 
 
-def test_moments_expand_to_the_whole_table() -> None:
-    cut = RestrictedVocabulary.apply(make_model("bert"), np.array([3, 5]))
-    moment = torch.rand(len(cut.ids), 4)
-    whole = cut.expand(moment)
-    assert whole.shape == (VOCABULARY, 4)
-    assert torch.equal(whole[torch.from_numpy(cut.ids)], moment)
-    assert int((whole != 0).any(1).sum()) == len(cut.ids)
-
-
 def test_padding_keeps_its_row_and_gets_no_gradient() -> None:
     model = make_model("bert")
     cut = RestrictedVocabulary.apply(model, np.array([5, 9]))
@@ -171,14 +162,6 @@ def test_padding_keeps_its_row_and_gets_no_gradient() -> None:
     assert embedding.weight.grad[0].abs().sum() == 0
     with pytest.raises(IndexError):
         embedding(torch.tensor([7]))
-
-
-def test_a_skipped_step_on_the_device_does_not_decay() -> None:
-    cut = RestrictedVocabulary.apply(make_model("bert"), np.array([5]))
-    cut.decay(1.0 - 0.5 * (1.0 - torch.tensor(1.0, dtype=torch.float64)))
-    assert float(cut.kept) == 1.0
-    cut.decay(1.0 - 0.5 * (1.0 - torch.tensor(0.0, dtype=torch.float64)))
-    assert float(cut.kept) == 0.5
 
 
 def test_a_tied_table_is_refused() -> None:

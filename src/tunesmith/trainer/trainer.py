@@ -30,7 +30,7 @@ import torch
 import transformers
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch.utils.data import RandomSampler, SequentialSampler
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -255,9 +255,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 folder = self._find_checkpoint(resume_from_checkpoint, run)
                 self._identity, self._notes, self._noted_step, self._epoch_generators = None, (), -1, None
                 self._loss_before = 0.0
-                self._run_id = (
-                    uuid.uuid4().hex if folder is None else str(_manifest(folder).get("run_id", uuid.uuid4().hex))
-                )
+                self._run_id = uuid.uuid4().hex
+                if folder is not None and (Path(folder) / MANIFEST).is_file():
+                    self._run_id = str(read_manifest(Path(folder)).get("run_id", self._run_id))
                 return super().train(folder, trial, ignore_keys_for_eval)
         except TunesmithError as error:
             self._end_log(type(error).__name__)
@@ -297,6 +297,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 problem = "it was not written by tunesmith's Trainer" if folder.is_dir() else "there is no such folder"
                 fix = "Load its weights with from_pretrained and start a new run." if folder.is_dir() else None
                 raise CheckpointError(f"Can't find a valid checkpoint at {folder}: {problem}", fix=fix)
+            _join_shards(folder)
             verify(folder)
             return str(folder)
         first = first_event(run.journal_file) if run.journal_file.is_file() else None
@@ -838,8 +839,13 @@ def _read_json(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_bytes())
 
 
-def _manifest(folder: str) -> dict[str, Any]:
-    return read_manifest(Path(folder)) if (Path(folder) / MANIFEST).is_file() else {}
+def _join_shards(folder: Path) -> None:
+    """Write weights that were split into shards later as one file again, so that they are verified."""
+    index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file() and not whole.exists():
+        names = {Path(name).name for name in json.loads(index.read_bytes())["weight_map"].values()}
+        tensors = {key: value for name in names for key, value in load_file(folder / name).items()}
+        write_file(whole, save(tensors, metadata={"format": "pt"}))
 
 
 def _require_no_model(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -160,6 +160,22 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_a_named_one_refused(tmp_
     again = make(tmp_path, callbacks=[recorder])
     again.train(resume_from_checkpoint=True)
     assert recorder.events.count("on_step_end") == 1
+
+
+def test_weights_split_into_shards_are_verified(tmp_path: Path) -> None:
+    make(tmp_path, max_steps=3).train()
+    folder = tmp_path / "checkpoint-2"
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for name, tensor in tensors.items():
+        save_file({name: tensor}, folder / f"{name}.safetensors")
+    names = {name: f"{name}.safetensors" for name in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    make(tmp_path / "again", max_steps=3).train(resume_from_checkpoint=str(folder))
+    (folder / "model.safetensors").unlink()
+    save_file({"inner.bias": torch.zeros(8)}, folder / "inner.bias.safetensors")
+    with pytest.raises(CheckpointError, match="sha256"):
+        make(tmp_path / "again", max_steps=3).train(resume_from_checkpoint=str(folder))
 
 
 def test_other_data_or_another_seed_is_refused(tmp_path: Path) -> None:
