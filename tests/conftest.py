@@ -133,3 +133,11 @@ def token_lists(rows: int, seed: int = 0, num_labels: int = 2, longest: int = 20
         types.append([0] * (len(row) // 2) + [1] * (len(row) - len(row) // 2))
         labels.append(int(row[1]) % num_labels)
     return {"input_ids": ids, "token_type_ids": types, "labels": labels}
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> Any:
+    """The module tests/synthetic_runs.py: runs of known cause."""
+    import synthetic_runs
+
+    return synthetic_runs

@@ -1,7 +1,7 @@
-"""What happens in a run, as frozen events. The journal holds exactly these, one JSON object a line.
+"""What happens in a run, as frozen events. The event log contains these, one JSON object per line.
 
-Wall-clock values live only in fields named `time` or `seconds`; everything else repeats bit for bit on resume.
-A number that is NaN or infinite is written as null: a curve shows a gap, never a made-up 0.0.
+Wall-clock values are only in fields named `time` or `seconds`; everything else is bit-identical after a resume.
+A NaN or infinite number is written as null: a curve shows a gap, never a made-up 0.0.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from typing import Any, get_args
 
 
@@ -216,26 +217,22 @@ def from_json(data: Any) -> Event:
     return event
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+def _of_type(kind: type | tuple[type, ...], value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, kind):
         raise ValueError
     return value
 
 
-def _count(value: Any) -> int:
-    if not 0 <= _whole(value) < 2**53:
+def _whole(value: Any, low: int = -(2**63), high: int = 2**63) -> int:
+    if not low <= _of_type(int, value) < high:
         raise ValueError
     return int(value)
 
 
 def _finite(value: Any) -> float | None:
     """A number; None for null and for NaN or infinite."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError
     try:
-        return value if math.isfinite(value) else None
+        return value if value is not None and math.isfinite(_of_type((int, float), value)) else None
     except OverflowError:
         return None
 
@@ -245,32 +242,20 @@ def _real(value: Any) -> float:
     return math.nan if found is None else found
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError
-    return value
-
-
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "int": _whole,
     "float": _real,
     "float | None": _finite,
-    "str": _text,
-    "tuple[str, ...]": lambda value: tuple(_text(v) for v in value),
+    "str": partial(_of_type, str),
+    "tuple[str, ...]": lambda value: tuple(_of_type(str, v) for v in value),
     "tuple[int, ...]": lambda value: tuple(_whole(v) for v in value),
-    "dict[str, float | None]": lambda value: {k: _finite(v) for k, v in _object(value).items()},
-    "dict[str, Any]": _object,
+    "dict[str, float | None]": lambda value: {k: _finite(v) for k, v in _of_type(dict, value).items()},
+    "dict[str, Any]": partial(_of_type, dict),
 }
 _FIELDS = {
     cls: {
         f.name: (
-            _count if f.name == "step" else _CHECKS[str(f.type)],
+            partial(_whole, low=0, high=2**53) if f.name == "step" else _CHECKS[str(f.type)],
             f.default is MISSING and f.default_factory is MISSING,
         )
         for f in fields(cls)

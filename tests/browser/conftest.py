@@ -1,22 +1,15 @@
-"""One browser for a file of tests, and runs made up for it."""
+"""One browser for a file of tests."""
 
 from __future__ import annotations
 
-import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 sys.path.append(str(Path(__file__).parent))  # behind tests, which has a conftest, too
 from devtools import CHROMIUM, Browser
-
-
-@pytest.fixture(scope="session")
-def synthetic() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "synthetic_runs.py")))
 
 
 @pytest.fixture(scope="module")

@@ -212,8 +212,8 @@ def follow(writer: RunWriter, batches: Any, options: dict[str, Any]) -> None:
     if options["watch_bytes"]:
         watch_bytes(writer.run)
     writer.begin(RunStarted("run", 0, writer.plan.num_steps, 1, 1, options["rows"]))
-    for event in train_events(state, batches, writer.plan, evaluate=evaluate, wants_read_back=writer.wants_read_back):
-        writer.on(event)
+    for _ in writer.train(batches, evaluate):
+        pass
     writer.stop.raise_immediately()
     tensors = digest(state)
     with writer.best_weights() as best:

@@ -68,20 +68,14 @@ def read_with(
         num_labels=len(names) if len(names) >= 2 else None,
         label_names=names,
         floor=float(constant) if isinstance(constant, (int, float)) and 0 < constant < 1e30 else None,
-        floors=_floors(summary),
+        floors={
+            name: {score.name: score.value for score in scores if score.split == "validation"}
+            for name, scores in floor_scores({}, summary).items()
+        },
         probe_rows=summary.get("probe_rows"),
         label_noise=summary.get("label_noise"),
         running=running,
     )
-
-
-def _floors(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return scores of baselines on the validation examples, from `floors` of data_summary.json: name -> metric -> value."""
-    found: dict[str, dict[str, float]] = {}
-    for name, scores in ((summary.get("floors") or {}).get("validation") or {}).items():
-        values = {m: v.get("value") if isinstance(v, dict) else v for m, v in scores.items()}
-        found[name] = {m: float(v) for m, v in values.items() if isinstance(v, (int, float))}
-    return found
 
 
 def read_run_config(path: Path) -> dict[str, Any]:

@@ -198,10 +198,14 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Return 63 well-mixed bits from (seed, step, rank)."""
+    return int(np.random.SeedSequence([seed & (2**63 - 1), step, rank]).generate_state(1, np.uint64)[0] >> 1)
+
+
 def seed_step(seed: int, step: int, rank: int, device: torch.device | None = None) -> None:
     """Set torch's generators for the dropout of one optimizer step: those of the CPU and of this device, or all there are."""
-    mixed = np.random.SeedSequence([seed & (2**63 - 1), step, rank]).generate_state(1, np.uint64)
-    number = int(mixed[0] >> 1)
+    number = step_seed(seed, step, rank)
     if device is None or device.type not in ("cpu", "cuda"):
         torch.manual_seed(number)
         return

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tunesmith.errors import CheckpointError
-from tunesmith.report.build import build_report
+from tunesmith.report.build import build_report, diagnose_run
 from tunesmith.report.predictions import (
     PredictedRows,
     count_confusions,
@@ -19,6 +19,8 @@ from tunesmith.report.predictions import (
     headline_scores,
     make_predictions,
 )
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock
 
 COLUMNS: dict[str, list[Any]] = {
     "row": [0, 1, 2, 3, 4],
@@ -151,3 +153,18 @@ def test_the_headline_is_the_metric_the_run_was_steered_by(synthetic: SimpleName
     facts = dict(found.facts)
     assert facts["started"] == "14 November 2023, 22:13 UTC"
     assert facts["duration"] == "12 min 34 s"
+
+
+def test_a_run_under_way_is_still_learning_until_its_process_is_gone(
+    tmp_path: Path, synthetic: SimpleNamespace
+) -> None:
+    synthetic.make_folder(
+        tmp_path,
+        synthetic.make_run(
+            [0.60, 0.52, 0.42], [0.59, 0.52, 0.44], accuracy=[0.69, 0.74, 0.80], planned_epochs=9, ended=None
+        ),
+    )
+    with RunLock(RunDir(tmp_path).lock_file):
+        assert diagnose_run(tmp_path)[0].code == "still_learning"
+        assert build_report(tmp_path).findings[0].code == "still_learning"
+    assert diagnose_run(tmp_path)[0].code == "stopped_too_early"
