@@ -87,9 +87,9 @@ def read_plain(path: str | Path, limit: int, *, follow: bool = False) -> bytes:
     return data
 
 
-def read_json(path: str | Path, *, limit: int = MAX_JSON_BYTES, follow: bool = False) -> Any:
+def read_json(path: str | Path, *, follow: bool = False) -> Any:
     """What a JSON file holds, by the rules of `parse_json`."""
-    return parse_json(read_plain(path, limit, follow=follow))
+    return parse_json(read_plain(path, MAX_JSON_BYTES, follow=follow))
 
 
 def parse_json(data: bytes | str, *, mend: bool = True) -> Any:

@@ -84,23 +84,6 @@ class Pooled(nn.Module):
         return SequenceClassifierOutput(loss=functional.cross_entropy(logits, labels), logits=logits)
 
 
-class PooledForSequenceClassification(transformers.BertPreTrainedModel):  # type: ignore[misc]
-    """The same in transformers' way, with everything it is given handed on."""
-
-    def __init__(self, config: Any, pool: Pool = mean) -> None:
-        super().__init__(config)
-        self.bert, self.pool = transformers.BertModel(config), pool
-        self.classifier = nn.Linear(config.hidden_size, 2)
-        self.post_init()
-
-    def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **kwargs: Any) -> Any:
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
-        hidden = self.bert(input_ids, attention_mask=attention_mask, **kwargs).last_hidden_state
-        logits = self.classifier(self.pool(hidden, attention_mask))
-        return SequenceClassifierOutput(loss=functional.cross_entropy(logits, labels), logits=logits)
-
-
 class AttentionPooled(Pooled):
     """Weighs tokens, layers above the encoder, a norm over the batch, its own count of calls."""
 
@@ -288,8 +271,6 @@ OWN: dict[str, Callable[[], Any]] = {
        for family, pool in (("bert", mean), ("roberta", largest), ("xlm-roberta", last), ("distilbert", mean_of_everything),
                             ("electra", first), ("albert", mean), ("mpnet", mean), ("deberta-v2", last),
                             ("modernbert", mean))},
-    **{f"ForSequenceClassification, {p.__name__}": (lambda p=p: (transformers.set_seed(0),
-       PooledForSequenceClassification(config_of("bert"), p))[1]) for p in (mean, last, mean_of_everything)},
     **{f"transformers' own {family}": (lambda f=family: stock(f)) for family in CONFIGS},
     **{f"{name} hook": changed(lambda m, h=hook: h(m) and None) for name, hook in HOOKS.items()},
     "attention pooling": lambda: AttentionPooled("bert"),

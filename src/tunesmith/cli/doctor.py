@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def describe_machine() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": {name: _version(name) for name in PACKAGES},
         "devices": list_devices(),
-        "caches": {name: _folder(path) for name, path in cache_folders().items()},
+        "caches": list_caches(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
@@ -102,17 +101,14 @@ def list_devices() -> list[str]:
     return found
 
 
-def cache_folders() -> dict[str, Path]:
-    """Return the tunesmith cache, the caches of huggingface_hub and datasets, and the current folder."""
+def list_caches() -> dict[str, str]:
+    """Return the folders of the tunesmith cache and of the caches of huggingface_hub and datasets."""
     from tunesmith.files import cache_folder
 
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    return {
-        "cache": cache_folder(),
-        "models": Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser(),
-        "datasets": Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser(),
-        "here": Path.cwd(),
-    }
+    models = os.environ.get("HF_HUB_CACHE", home / "hub")
+    datasets = os.environ.get("HF_DATASETS_CACHE", home / "datasets")
+    return {"tunesmith": str(cache_folder()), "models": str(models), "datasets": str(datasets)}
 
 
 def machine_text(found: dict[str, Any]) -> str:
@@ -120,9 +116,7 @@ def machine_text(found: dict[str, Any]) -> str:
     lines = [f"{name:<24}{found[name]}" for name in ("tunesmith", "python", "platform", "cpus")]
     lines += [f"{name:<24}{text or 'not installed'}" for name, text in found["packages"].items()]
     lines += [f"{'device':<24}{device}" for device in found["devices"]]
-    for name, folder in found["caches"].items():
-        state = "" if folder["exists"] else ", does not exist yet"
-        lines.append(f"{'folder: ' + name:<24}{folder['path']} ({folder['free_gib']} GiB free{state})")
+    lines += [f"{'cache: ' + name:<24}{folder}" for name, folder in found["caches"].items()]
     lines += [f"{name:<24}{value}" for name, value in found["variables"].items()]
     return "\n".join(lines)
 
@@ -132,10 +126,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _folder(path: Path) -> dict[str, Any]:
-    there = path
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    return {"path": str(path), "exists": path.exists(), "free_gib": round(shutil.disk_usage(there).free / 2**30, 1)}

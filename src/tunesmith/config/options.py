@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -424,14 +423,11 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def dump_config(config: RunConfig, *, only: Iterable[str] | None = None, header: str = "") -> str:
-    """Return the config as YAML with the help above each option. `only` limits it to some options."""
-    wanted = set(list_options()) if only is None else set(only)
-    lines = [f"# {line}".rstrip() for line in header.splitlines()]
+def dump_config(config: RunConfig) -> str:
+    """Return the config as YAML with the help above each option."""
+    lines: list[str] = []
     group = None
     for option in list_options().values():
-        if option.name not in wanted:
-            continue
         if option.group != group:
             group = option.group
             lines += ["", f"# --- {group} ---"]

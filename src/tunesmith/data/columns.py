@@ -443,6 +443,9 @@ def _choose_task(
         if other is not None:
             fix = "Write plain numbers such as 1234.5, or set --do_regression false if they are classes."
             raise DataError(f"column {label!r} contains numbers such as {other!r}", where=source.origin, fix=fix)
+    if survey.counts and all(re.match(r"\s*\{.*\}\s*$", value, re.DOTALL) for value in survey.counts):
+        problem = f"column {label!r} contains objects such as {next(iter(survey.counts))[:60]}, not labels"
+        raise DataError(problem, where=source.origin, fix="Export the data as JSON, or write plain labels.")
     if survey.too_many:
         fix = "Set a different --label_column_name, or --do_regression true for scores."
         raise DataError(f"column {label!r} has over 10,000 different values", where=source.origin, fix=fix)

@@ -240,6 +240,8 @@ def split_cell(cell: str | None, separator: str) -> list[str]:
         return []
     if separator != "json":
         return [part.strip() for part in cell.split(separator) if part.strip()]
+    if "," not in cell:  # numpy prints ['a' 'b'], which Python would read as one string
+        cell = re.sub(r"(['\"])\s+(?=['\"])", r"\1, ", cell)
     try:
         found = json.loads(cell)
     except ValueError:

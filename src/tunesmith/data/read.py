@@ -304,7 +304,7 @@ def _hold_out(
 
 def _sample(parts: dict[str, Part], notes: list[str], task: Task, config: RunConfig) -> dict[str, Part]:
     """Draw the requested numbers of train, validation and test rows."""
-    how, seed = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept", _seed(config)
+    how, seed = "at random" if task is Task.MULTILABEL else "stratified by label", _seed(config)
     limits = {"train": config.max_train_samples, "validation": config.max_eval_samples, "test": config.max_eval_samples}
     drawn = {}
     for split, part in parts.items():
@@ -312,7 +312,7 @@ def _sample(parts: dict[str, Part], notes: list[str], task: Task, config: RunCon
         drawn[split] = sample_part(part, limit, task=task, seed=seed)
         if len(drawn[split]) < len(part):
             used = f"{len(drawn[split]):,} of {len(part):,} {split} rows"
-            notes.append(f"Only {used} are used, as requested, drawn {how} (seed {seed}).")
+            notes.append(f"Sample: {used}, drawn {how} (seed {seed}).")
     return drawn
 
 

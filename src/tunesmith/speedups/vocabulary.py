@@ -28,16 +28,12 @@ class RestrictedEmbedding(nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The embeddings of token ids. An id without a row is our mistake: it is outside the table."""
-        rows = self.rows_on(input.device).index_select(0, input.reshape(-1)).view(input.shape)
+        if self.rows_of.device != input.device:
+            self.rows_of = self.rows_of.to(input.device)
+        rows = self.rows_of.index_select(0, input.reshape(-1)).view(input.shape)
         if input.is_cuda:
             return look_up(self.weight, rows, self.padding_idx)
         return functional.embedding(rows, self.weight, self.padding_idx)
-
-    def rows_on(self, device: torch.device) -> torch.Tensor:
-        """`rows_of`, which moves to a device that asks for it."""
-        if self.rows_of.device != device:
-            self.rows_of = self.rows_of.to(device)
-        return self.rows_of
 
 
 class RestrictedVocabulary:

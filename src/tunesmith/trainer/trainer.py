@@ -255,9 +255,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 folder = self._find_checkpoint(resume_from_checkpoint, run)
                 self._identity, self._notes, self._noted_step, self._epoch_generators = None, (), -1, None
                 self._loss_before = 0.0
-                self._run_id = (
-                    uuid.uuid4().hex if folder is None else str(_manifest(folder).get("run_id", uuid.uuid4().hex))
-                )
+                self._run_id = uuid.uuid4().hex
+                if folder is not None and (Path(folder) / MANIFEST).is_file():
+                    self._run_id = str(read_manifest(Path(folder)).get("run_id", self._run_id))
                 return super().train(folder, trial, ignore_keys_for_eval)
         except TunesmithError as error:
             self._end_log(type(error).__name__)
@@ -837,10 +837,6 @@ def _read_json(folder: Path, name: str) -> Any:
     if not (folder / name).is_file():
         raise missing_file(folder, name)
     return json.loads((folder / name).read_bytes())
-
-
-def _manifest(folder: str) -> dict[str, Any]:
-    return read_manifest(Path(folder)) if (Path(folder) / MANIFEST).is_file() else {}
 
 
 def _join_shards(folder: Path) -> None:

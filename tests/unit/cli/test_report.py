@@ -102,7 +102,7 @@ def test_doctor_describes_the_machine_without_secrets(
     assert found["packages"]["transformers"]
     assert found["devices"][0].startswith("cpu")
     assert found["variables"]["HF_HUB_OFFLINE"] == "1"
-    assert found["caches"]["cache"]["path"] == str(cache_folder()) == "/there/tunesmith"
+    assert found["caches"]["tunesmith"] == str(cache_folder()) == "/there/tunesmith"
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert found["packages"]["torch"] in text

@@ -205,6 +205,9 @@ FILES = [
     found("ids_first.csv", "body > team > multiclass", table(IDS)),
     found("pairs.tsv", "phrase_a,phrase_b > same > binary", table(PHRASES, sep="\t")),
     found("pipes.csv", "text > tags > multilabel", tagged("a|b", "b", "a", "c|a", "b|c")),
+    found(
+        "numpy.csv", "text > topics > multilabel", table({"text": sentence, "topics": pick("['x' 'y']", "['y']", "[]")})
+    ),
     found("lists.csv", "text > topics > multilabel", table({"text": sentence, "topics": TOPICS})),
     found("hot.csv", "comment > toxic,insult,threat > multilabel", table(TOXIC)),
     found("stars.csv", "review > stars > multiclass", table({"review": sentence, "stars": pick(1, 2, 3, 4, 5)})),
@@ -264,6 +267,11 @@ FILES = [
     asked("page.xls", "is a web page", lambda path: path.write_text("<html><table></table></html>") and None),
     asked(
         "pointer.parquet", "git lfs pull", lambda path: path.write_text("version https://git-lfs.github.com/") and None
+    ),
+    asked(
+        "objects.csv",
+        "not labels",
+        table({"text": sentence, "label": pick('{"choices": ["a", "b"]}', '{"choices": ["a"]}')}),
     ),
     asked("formulas.csv", "'mood' has no values", table({"text": sentence, "mood": lambda i: ""})),
     asked("books.xlsx", "--sheet_name Data", sheet({"Text": sentence, "Klasse": pick("a", "b")}, more=("Q2",))),

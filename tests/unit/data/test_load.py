@@ -219,7 +219,7 @@ def test_sample_keeps_the_shares_of_the_labels(load: Callable[..., DataBundle]) 
     counts = {s: Counter(bundle.splits[s]["label"][:]) for s in ("train", "validation", "test")}
     assert counts["validation"] == {"a": 12, "b": 12, "rare": 1}
     assert counts["train"]["rare"] == counts["test"]["rare"] == 1
-    assert any(note.startswith("Only 10 of 100 train rows are used") for note in bundle.notes)
+    assert any(note.startswith("Sample: 10 of 100 train rows") for note in bundle.notes)
     again = load(sorted_by_label, validation_data=data, test_data=data, **limits)
     assert again.fingerprint == bundle.fingerprint
     assert (
