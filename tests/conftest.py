@@ -20,10 +20,10 @@ from pictures import DRAWN, blank_pictures
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers with two threads each are slower than two with one
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers with two threads each are slower than with one
 
 IN_MEMORY = Path("/dev/shm")
-"""Temporary files go here if there is room: an fsync takes 0.1 ms instead of 2 to 15, and a checkpoint has a dozen of them."""
+"""Folder for temporary files if it has space: an fsync takes 0.1 ms instead of 2 to 15 ms, and a checkpoint needs a dozen."""
 if os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
@@ -43,7 +43,7 @@ TRAINS = (
 )
 """Unit tests that take seconds, mostly because they train: part of `make test`, not of `make quick`."""
 LONGEST = ("kernels/", "docs/test_wheel.py", "docs/test_docs.py", "equivalence/test_trainer_scripts.py", "distributed/")
-"""The slowest tests start first, so that both workers are busy until the end."""
+"""The slowest tests, which start first so that both workers are busy until the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -96,7 +96,7 @@ def library_log_levels() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Return ../shared (MRPC, TREC, small checkpoints); the test is skipped if it is missing."""
+    """Return ../shared (MRPC, TREC, small checkpoints), or skip the test if it is missing."""
     if not (SHARED / "data").is_dir():
         pytest.skip("needs ../shared (data and checkpoints of the development machines)")
     return SHARED

@@ -1,4 +1,4 @@
-"""Tiny BERT classifiers with every kind of PEFT adapter, made the same way each time."""
+"""Tiny BERT classifiers with every kind of PEFT adapter; weights are seeded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lora(**options: Any) -> LoraConfig:
 
 
 def several_adapters() -> Any:
-    """Two adapters, of which the one that is not called "default" is trained."""
+    """Return a model with two adapters; only the one not named "default" is trained."""
     model = adapted(lora(task_type="SEQ_CLS"))
     model.add_adapter("second", lora(task_type="SEQ_CLS", r=2))
     model.set_adapter("second")
@@ -41,7 +41,7 @@ def several_adapters() -> Any:
 
 
 def unfrozen_by_hand() -> Any:
-    """LoRA and the norms of the base model, which PEFT's own files do not hold."""
+    """Return LoRA with trainable base-model norms, which PEFT doesn't save."""
     model = adapted(lora(task_type="SEQ_CLS"))
     for name, parameter in model.named_parameters():
         if "LayerNorm" in name:
@@ -50,7 +50,7 @@ def unfrozen_by_hand() -> Any:
 
 
 def inside_the_model() -> Any:
-    """An adapter that transformers puts in, without a wrapper; the head is trained as well."""
+    """Return a model with an adapter added by transformers, without a wrapper; the head is trained as well."""
     model = tiny_bert()
     torch.manual_seed(1)
     model.add_adapter(lora(modules_to_save=["classifier"]))

@@ -1,4 +1,4 @@
-"""Replace plots by blank pictures in tests that don't look at them: drawing is three quarters of the work of a tiny run."""
+"""Replace plots with blank images in tests that don't look at them: drawing takes three quarters of the time of a tiny run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ DRAWN = (
     *("unit/report/", "unit/pipeline/test_tasks.py", "course/", "browser/", "gpu/"),
     *("docs/test_made_pages.py", "docs/test_wheel.py"),
 )
-"""Tests that look at pictures, and one run of each task."""
+"""Tests that look at plots, and one run of each task."""
 _savefig: Any = None
 _make_chart: Any = None
 
 
 def blank_pictures(blank: bool = True) -> None:
-    """Save every figure as a blank picture from now on, or draw again with `blank=False`."""
+    """Save every figure as a blank image, or restore plots with `blank=False`."""
     global _savefig, _make_chart
     if _savefig is None and not blank:
         return

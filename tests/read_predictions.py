@@ -1,4 +1,4 @@
-"""Reads csv and tsv predictions, with the exact text of every cell."""
+"""Read CSV and TSV predictions with the exact text of every cell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unescape_formula(text: str) -> str:
 
 
 def read_predictions(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a csv or tsv file from `write_table`, with the exact text of every cell."""
+    """Return the columns of a CSV or TSV file written by `write_table`."""
     header: list[str] = []
     columns: list[list[str]] = []
     with path.open(encoding="utf-8", newline="") as file:

@@ -10,9 +10,9 @@ import pytest
 
 
 def crossed(*axes: Iterable[Any]) -> list[Any]:
-    """Return all combinations; those that aren't needed to cover each value once are marked `long`.
+    """Return all combinations; mark those not needed to cover each value once as `long`.
 
-    A tuple is several arguments.
+    A tuple stands for several arguments.
     """
     lists = [[value if isinstance(value, tuple) else (value,) for value in axis] for axis in axes]
     shown = {tuple(i % len(axis) for axis in lists) for i in range(max(map(len, lists)))}

@@ -12,7 +12,7 @@ from unittest import mock
 
 
 def run_script(file: Path, *words: str) -> str:
-    """Return what the script printed to stdout; its exceptions are raised."""
+    """Run a script and return its stdout; raise its exceptions."""
     out = io.StringIO()
     with (
         warnings.catch_warnings(),

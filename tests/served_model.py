@@ -18,7 +18,7 @@ GOOD = b'{"texts": ["a plain text"]}'
 
 
 def make_run(folder: Path, seed: int) -> RunDir:
-    """Write a run folder whose model has random weights, or replace its model."""
+    """Write a run folder with random model weights, or replace its model."""
     from tiny_training import make_model
     from transformers import BertConfig, BertForSequenceClassification, set_seed
 
@@ -45,7 +45,7 @@ def make_run(folder: Path, seed: int) -> RunDir:
 
 
 def make_sealed_run(folder: Path, seed: int) -> RunDir:
-    """The same with an event log and a manifest, as `tunesmith serve` requires."""
+    """Write a run folder with an event log and a manifest, as `tunesmith serve` requires."""
     run = make_run(folder, seed)
     run.journal_file.touch()
     write_manifest(run.model, {"kind": "model"}, {})
@@ -63,10 +63,10 @@ def post(
 
 
 def send(port: int, request: bytes, seconds: float = 5.0) -> tuple[int, bytes]:
-    """Return status and body of the first answer; status 0 if none came in time or the server closed without one."""
+    """Return status and body of the first response; status 0 on timeout or if the server closed the connection."""
     answer = b""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as raw:
-        with suppress(ConnectionError):  # refused before it was read to its end: the answer may be there
+        with suppress(ConnectionError):  # the server may respond before it read the whole request
             raw.sendall(request)
         try:
             while not _is_whole(answer) and (part := raw.recv(65536)):

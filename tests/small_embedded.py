@@ -1,6 +1,6 @@
-"""A stand-in for the embedded model: its tokenizer, two layers of width 32. Pages that show commands train it in a second.
+"""A small replacement for the bundled model: its tokenizer and two layers of width 32, so that documentation tests are fast.
 
-`docs/quickstart.md`, the demo of the wheel and the notebook (`make long`) run with the embedded model itself.
+`docs/quickstart.md`, the wheel's demo and the notebook (`make long`) run with the bundled model itself.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 SPREAD = 0.2
-"""Of its random weights: with the 0.02 of BERT's a model of this width gives every text the same label."""
+"""Standard deviation of the weights: with BERT's 0.02, a model of this width predicts the same label for every text."""
 
 
 @functools.cache
 def small_embedded() -> Path:
-    """Makes it, once in a process. The folder is what the package's folder would be."""
+    """Make the small model once per process; return a folder that replaces the package's folder."""
     from tunesmith.models.files import find_embedded
 
     folder = Path(tempfile.mkdtemp(prefix="small-embedded-"))
@@ -32,7 +32,7 @@ def small_embedded() -> Path:
 
 
 def shrink(source: Path, folder: Path) -> Path:
-    """Writes a small random model with the tokenizer of a BERT folder."""
+    """Write a small random model with the tokenizer of a BERT folder."""
     import torch
     from transformers import AutoConfig, BertModel
 
@@ -45,7 +45,7 @@ def shrink(source: Path, folder: Path) -> Path:
 
 
 def replace_embedded(folder: Path) -> dict[str, Any]:
-    """From now on the embedded model of this process is the one in `folder`; gives what stood there before."""
+    """Use the model in `folder` as the bundled model of this process; return the previous settings."""
     from tunesmith.files import known_hash
     from tunesmith.models import files
 
@@ -57,7 +57,7 @@ def replace_embedded(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def embedded_replaced(folder: Path) -> Iterator[None]:
-    """`replace_embedded` for a block."""
+    """Context manager for `replace_embedded`."""
     from tunesmith.models import files
 
     before = replace_embedded(folder)

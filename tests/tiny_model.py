@@ -1,4 +1,4 @@
-"""A tiny BERT folder with a real WordPiece tokenizer, and sentences that it can learn to tell apart."""
+"""A tiny BERT folder with a real WordPiece tokenizer, and sentences that it can learn to classify."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = (*SPECIAL, *GOOD, *BAD, *PLAIN, "not", "x", "y", "##s", "##ly", ".", ","
 
 
 def save_tiny_bert(folder: Path, *, seed: int = 0, labels: tuple[str, ...] | None = None, **options: Any) -> Path:
-    """A model folder: 2 layers of 32 dimensions; with `labels` it has a head for them, else it is an encoder alone."""
+    """Save a model with 2 layers of 32 dimensions: a classifier for `labels`, or only an encoder."""
     from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast, set_seed
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def save_tiny_bert(folder: Path, *, seed: int = 0, labels: tuple[str, ...] | Non
 
 
 def sentences(count: int, seed: int = 0) -> list[tuple[str, bool]]:
-    """(sentence, whether it is a good one), all different, half of them good."""
+    """Return distinct sentences with whether they are good; half are."""
     rng = np.random.default_rng(seed)
     found: dict[str, bool] = {}
     while len(found) < count:
@@ -54,12 +54,12 @@ def sentences(count: int, seed: int = 0) -> list[tuple[str, bool]]:
 
 
 def mood(count: int = 40) -> list[dict[str, Any]]:
-    """Sentences as rows with the labels good and bad."""
+    """Return sentences as rows with the labels good and bad."""
     return [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(count)]
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Rows as a csv file."""
+    """Write rows to a CSV file."""
     import csv
 
     with path.open("w", encoding="utf-8", newline="") as out:

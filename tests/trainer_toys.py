@@ -1,4 +1,4 @@
-"""Toy regression as in transformers' own tests: y = a*x + b, a model of two numbers, and a recorder of callback events."""
+"""Toy regression: y = a*x + b, a model with two parameters, and a recorder of callback events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Regression(nn.Module):
 
 
 class Noisy(nn.Module):
-    """Regression with dropout, so that a resume must bring back the generators too."""
+    """Regression with dropout, so that a resume must also restore the random state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def arguments(folder: Path | str, **options: Any) -> TrainingArguments:
 
 
 def tokenizer() -> Any:
-    """A tokenizer of 100 words, for what a collator asks of one."""
+    """Return a tokenizer with 100 words, for collators."""
     from tokenizers import Tokenizer, models
 
     words = {"[PAD]": 0, "[UNK]": 1, **{f"w{i}": i for i in range(2, 100)}}
@@ -148,7 +148,7 @@ def tokenizer() -> Any:
 
 
 def arrow(rows: int, seed: int = 0) -> Any:
-    """Token rows as an Arrow dataset, with a column that no model takes."""
+    """Return token rows as an Arrow dataset, with a column that no model accepts."""
     from datasets import Dataset
 
     data = token_lists(rows, seed)

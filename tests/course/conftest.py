@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def checkpoint(shared: Path) -> str:
-    """A small BERT-like encoder with the vocabulary of bert-base-uncased."""
+    """Return a small BERT-like encoder with the vocabulary of bert-base-uncased."""
     return str(shared / "models" / "paraphrase-MiniLM-L3-v2")
 
 
@@ -23,7 +23,7 @@ def tokenizer(checkpoint: str) -> Any:
 
 @pytest.fixture(scope="session")
 def raw_datasets(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """MRPC as `load_dataset("glue", "mrpc")` gives it; test_hub.py loads it by that name."""
+    """Return MRPC in the format of `load_dataset("glue", "mrpc")`."""
     from datasets import load_dataset
 
     files = {split: str(shared / "data" / "mrpc" / f"{split}.parquet") for split in ("train", "validation", "test")}
@@ -32,7 +32,7 @@ def raw_datasets(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def tokenized_datasets(raw_datasets: Any, tokenizer: Any) -> Any:
-    """Row 7: every split with three more columns."""
+    """Return every split with three more columns (row 7 of the course)."""
 
     def tokenize_function(example: Any) -> Any:
         return tokenizer(example["sentence1"], example["sentence2"], truncation=True)

@@ -1,4 +1,4 @@
-"""Rows 1 to 9 of the course: one batch, the data set, tokens, map, padding."""
+"""Rows 1 to 9 of the course: one batch, the dataset, tokens, map, padding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = "This is a longer sentence."
 
 
 @pytest.mark.slow
-def test_row_1_the_loss_on_one_batch_is_finite_and_falls(checkpoint: str, tokenizer: Any) -> None:
+def test_row_1_loss_on_one_batch_falls(checkpoint: str, tokenizer: Any) -> None:
     from transformers import AutoModelForSequenceClassification, set_seed
 
     set_seed(0)
@@ -44,7 +44,7 @@ def test_row_2_mrpc_has_its_splits_columns_and_names(raw_datasets: Any) -> None:
     assert raw_datasets["train"].features["label"].names == ["not_equivalent", "equivalent"]
 
 
-def test_row_3_rows_are_dicts_and_the_data_stays_on_disk(raw_datasets: Any) -> None:
+def test_row_3_rows_are_dicts_and_data_stays_on_disk(raw_datasets: Any) -> None:
     first = raw_datasets["train"][0]
     assert first["sentence1"].startswith("Amrozi accused his brother")
     assert first["label"] == 1
@@ -53,7 +53,9 @@ def test_row_3_rows_are_dicts_and_the_data_stays_on_disk(raw_datasets: Any) -> N
     assert raw_datasets["train"].cache_files
 
 
-def test_row_4_one_sentence_a_list_a_pair_and_two_columns(tokenizer: Any, raw_datasets: Any, shared: Path) -> None:
+def test_row_4_tokenizer_accepts_sentence_list_pair_and_columns(
+    tokenizer: Any, raw_datasets: Any, shared: Path
+) -> None:
     assert set(tokenizer("One sentence.")) == {"input_ids", "token_type_ids", "attention_mask"}
     assert len(tokenizer(["One.", "Two."])["input_ids"]) == 2
     pair = tokenizer("This is the first sentence.", "This is the second one.")
@@ -72,20 +74,20 @@ def test_row_4_distilbert_has_no_segments(shared: Path) -> None:
     assert "token_type_ids" not in tokenizer("This is the first sentence.", "This is the second one.")
 
 
-def test_row_5_ids_become_tokens_again(tokenizer: Any) -> None:
+def test_row_5_ids_convert_back_to_tokens(tokenizer: Any) -> None:
     words = "[CLS] this is the first sentence . [SEP] this is the second one . [SEP]"
     assert " ".join(tokenizer.convert_ids_to_tokens(PAIR)) == words
     padded = tokenizer(["Short.", "A much longer sentence."], padding=True)["input_ids"][0]
     assert tokenizer.convert_ids_to_tokens(padded)[-1] == "[PAD]"
 
 
-def test_row_6_a_short_sentence_is_padded_with_zeros(tokenizer: Any) -> None:
+def test_row_6_short_sentence_is_padded_with_zeros(tokenizer: Any) -> None:
     batch = tokenizer(["Short sentence.", "This one is a longer sentence."], padding=True)
     assert batch["input_ids"][0] == SHORT + [0] * 4
     assert batch["attention_mask"][0] == [1] * 5 + [0] * 4
 
 
-def test_row_6_our_padding_gives_the_same_tensors(tokenizer: Any) -> None:
+def test_row_6_tunesmith_padding_matches_tokenizer(tokenizer: Any) -> None:
     import numpy as np
 
     texts = ["Short sentence.", "This one is a longer sentence."]
@@ -102,9 +104,7 @@ def test_row_7_map_adds_three_columns_to_every_split(tokenized_datasets: Any) ->
         assert set(tokenized_datasets[split].column_names) >= {"input_ids", "token_type_ids", "attention_mask"}
 
 
-def test_row_7_batched_calls_the_tokenizer_once_for_many_rows_and_gives_the_same(
-    raw_datasets: Any, tokenizer: Any
-) -> None:
+def test_row_7_batched_map_equals_single_map(raw_datasets: Any, tokenizer: Any) -> None:
     some = raw_datasets["train"].select(range(1000)).flatten_indices()
     calls = Counter[bool]()
     found = {}
@@ -115,7 +115,7 @@ def test_row_7_batched_calls_the_tokenizer_once_for_many_rows_and_gives_the_same
             return tokenizer(rows["sentence1"], rows["sentence2"], truncation=True)
 
         found[batched] = some.map(tokenize, batched=batched, load_from_cache_file=False)["input_ids"][:]
-    # why batched is many times faster: the tokenizer's threads get a thousand rows at once
+    # batched is much faster: the tokenizer's threads get a thousand examples per call
     assert calls[False] >= 1000
     assert calls[True] <= 2
     assert found[True] == found[False]
@@ -125,7 +125,7 @@ def test_row_7_batched_calls_the_tokenizer_once_for_many_rows_and_gives_the_same
     assert split["input_ids"][:] == found[True]
 
 
-def test_row_8_the_first_eight_rows_collate_to_67_columns(tokenized_datasets: Any, tokenizer: Any) -> None:
+def test_row_8_first_eight_rows_collate_to_67_columns(tokenized_datasets: Any, tokenizer: Any) -> None:
     samples = tokenized_datasets["train"][:8]
     samples = {k: v for k, v in samples.items() if k not in ("idx", "sentence1", "sentence2")}
     assert [len(x) for x in samples["input_ids"]] == [50, 59, 47, 67, 59, 50, 62, 32]

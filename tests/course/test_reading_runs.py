@@ -1,4 +1,4 @@
-"""Rows 2, 20, 22 and 23 of the course: the Hub by name, telling curves apart, trackers, other encoders."""
+"""Rows 2, 20, 22 and 23 of the course: datasets from the Hub, reading curves, trackers, more encoders."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ print("FIRST", json.dumps({k: len(v) for k, v in first.items()}), first["train"]
 AGAIN = 'from tunesmith import load_dataset; print("AGAIN", load_dataset("glue", "mrpc")["validation"].num_rows)'
 
 
-def test_row_2_glue_mrpc_by_name_and_again_offline(shared: Path, tmp_path: Path) -> None:
-    """By its old name, which `datasets` 5.2 with huggingface_hub 1.x no longer takes; ours looks up the new one."""
+def test_row_2_glue_mrpc_loads_by_name_and_offline(shared: Path, tmp_path: Path) -> None:
+    """tunesmith resolves the old name, which `datasets` 5.2 with huggingface_hub 1.x no longer accepts."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     clean |= {"HF_HOME": str(tmp_path / "hf"), "PYTHONWARNINGS": "ignore"}
     server = Path(__file__).parents[1] / "hub" / "server.py"
@@ -83,7 +83,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_row_20_the_shapes_of_curves_are_told_apart(shape: str) -> None:
+def test_row_20_diagnosis_distinguishes_curve_shapes(shape: str) -> None:
     run, config = SHAPES[shape]
     curves = curves_from_events(make_run(**run))
     verdict = diagnose_curves(curves, CONFIG | config, label_counts={"equivalent": 2474, "not_equivalent": 1194})[0]
@@ -92,9 +92,7 @@ def test_row_20_the_shapes_of_curves_are_told_apart(shape: str) -> None:
     assert verdict.advice
 
 
-def test_row_22_a_tracker_works_offline(
-    checkpoint: str, tokenizer: Any, tokenized_datasets: Any, tmp_path: Path
-) -> None:
+def test_row_22_tracker_works_offline(checkpoint: str, tokenizer: Any, tokenized_datasets: Any, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
     args = TrainingArguments(
@@ -111,7 +109,7 @@ def test_row_22_a_tracker_works_offline(
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra"])
-def test_row_23_any_encoder_with_a_classification_head_trains(family: str, tmp_path: Path) -> None:
+def test_row_23_each_encoder_with_classification_head_trains(family: str, tmp_path: Path) -> None:
     from datasets import Dataset
     from transformers import AutoConfig, AutoModelForSequenceClassification
 

@@ -1,4 +1,4 @@
-"""Rows 10 to 19 of the course: the Trainer, the loop by hand, Accelerate, curves; on a part of MRPC."""
+"""Rows 10 to 19 of the course: the Trainer, a manual loop, Accelerate, and curves, on part of MRPC."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def make_model(checkpoint: str) -> Any:
 
 @pytest.fixture(scope="module")
 def small(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small model with the vocabulary of the checkpoint: what is asserted here does not depend on its size."""
+    """Return a small model with the checkpoint's vocabulary; the tests don't depend on its size."""
     return str(shrink(Path(checkpoint), tmp_path_factory.mktemp("small") / "model"))
 
 
 @pytest.fixture(scope="module")
 def some(tokenized_datasets: Any) -> dict[str, Any]:
-    """64 training rows and the whole validation split."""
+    """Return 64 training examples and the full validation split."""
     return {"train": tokenized_datasets["train"].select(range(64)), "validation": tokenized_datasets["validation"]}
 
 
 @pytest.fixture(scope="module")
 def trainer(small: str, tokenizer: Any, some: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Row 10, as the course writes it: model and arguments by position."""
+    """Return the Trainer of row 10 of the course: model and arguments by position."""
     folder = tmp_path_factory.mktemp("course") / "test-trainer"
     training_args = TrainingArguments(str(folder), eval_strategy="epoch", num_train_epochs=2, **QUIET)
     made = Trainer(
@@ -70,13 +70,13 @@ def trainer(small: str, tokenizer: Any, some: Any, tmp_path_factory: pytest.Temp
     return made
 
 
-def test_row_10_the_trainer_trains_and_drops_text_columns(trainer: Any) -> None:
+def test_row_10_trainer_trains_and_drops_text_columns(trainer: Any) -> None:
     assert trainer.state.global_step == 16
     assert trainer.args.logging_steps == 500
     assert np.isfinite(trainer.state.log_history[-1]["train_loss"])
 
 
-def test_row_10_the_older_notes_work_with_a_note(small: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:
+def test_row_10_older_argument_names_work_with_a_note(small: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:
     training_args = TrainingArguments(str(tmp_path), evaluation_strategy="epoch", max_steps=1, **QUIET)
     old = Trainer(
         make_model(small),
@@ -91,7 +91,7 @@ def test_row_10_the_older_notes_work_with_a_note(small: str, tokenizer: Any, som
     assert any("eval_loss" in entry for entry in old.state.log_history)
 
 
-def test_row_11_predict_gives_a_named_tuple_of_408_rows(trainer: Any, some: Any) -> None:
+def test_row_11_predict_returns_named_tuple_of_408_rows(trainer: Any, some: Any) -> None:
     predictions = trainer.predict(some["validation"])
     assert predictions.predictions.shape == (408, 2)
     assert predictions.label_ids.shape == (408,)
@@ -100,13 +100,13 @@ def test_row_11_predict_gives_a_named_tuple_of_408_rows(trainer: Any, some: Any)
     assert set(predictions.metrics) >= {"test_loss", "test_accuracy", "test_f1"}
 
 
-def test_row_12_accuracy_and_f1_come_after_every_epoch(trainer: Any) -> None:
+def test_row_12_accuracy_and_f1_are_logged_every_epoch(trainer: Any) -> None:
     evaluations = [entry for entry in trainer.state.log_history if "eval_accuracy" in entry]
     assert [entry["epoch"] for entry in evaluations] == [1.0, 2.0]
     assert all(0 < entry["eval_f1"] <= 1 and entry["eval_loss"] > 0 for entry in evaluations)
 
 
-def test_row_13_fp16_without_the_hardware_is_a_clear_word(
+def test_row_13_fp16_without_gpu_is_explained(
     small: str, some: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch.cuda.is_available():
@@ -118,7 +118,7 @@ def test_row_13_fp16_without_the_hardware_is_a_clear_word(
     assert "fp16=True has no effect on a CPU: training runs in float32" in caplog.text
 
 
-def test_row_13_accumulation_is_honoured(small: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:
+def test_row_13_gradient_accumulation_is_applied(small: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:
     args = TrainingArguments(
         str(tmp_path), gradient_accumulation_steps=4, num_train_epochs=1, save_strategy="no", **QUIET
     )
@@ -130,7 +130,7 @@ def test_row_13_accumulation_is_honoured(small: str, tokenizer: Any, some: Any, 
 
 @pytest.fixture(scope="module")
 def loaders(tokenized_datasets: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Row 14: the columns tidied by hand, two loaders."""
+    """Return the two loaders of row 14, with columns removed and renamed by hand."""
     tidy = tokenized_datasets.remove_columns(["sentence1", "sentence2", "idx"])
     tidy = tidy.rename_column("label", "labels")
     tidy.set_format("torch")
@@ -150,7 +150,7 @@ def test_row_14_one_batch_and_one_forward_pass(loaders: Any, small: str) -> None
     assert outputs.logits.shape == (8, 2)
 
 
-def test_row_15_the_rate_falls_in_a_straight_line_over_1377_steps(loaders: Any) -> None:
+def test_row_15_learning_rate_falls_linearly_over_1377_steps(loaders: Any) -> None:
     from tunesmith import Schedule, lr_at
 
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=5e-5)
@@ -166,7 +166,7 @@ def test_row_15_the_rate_falls_in_a_straight_line_over_1377_steps(loaders: Any) 
     assert scheduler.get_last_lr() == [0.0]
 
 
-def test_rows_16_and_17_the_loop_by_hand_scores_as_the_trainer_does(
+def test_rows_16_and_17_manual_loop_scores_like_trainer(
     loaders: Any, small: str, tokenizer: Any, some: Any, tmp_path: Path
 ) -> None:
     from tqdm.auto import tqdm
@@ -202,8 +202,8 @@ def test_rows_16_and_17_the_loop_by_hand_scores_as_the_trainer_does(
     assert by_hand["f1"] == pytest.approx(by_trainer["eval_f1"])
 
 
-def test_row_18_the_accelerate_loop_counts_every_row_once(loaders: Any, small: str) -> None:
-    """On one process here; docs/course/07_accelerate.md runs it on two, tests/distributed has our own."""
+def test_row_18_accelerate_loop_counts_every_row_once(loaders: Any, small: str) -> None:
+    """Runs in one process; docs/course/07_accelerate.md and tests/distributed use two."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -221,10 +221,8 @@ def test_row_18_the_accelerate_loop_counts_every_row_once(loaders: Any, small: s
     assert rows == 408
 
 
-def test_rows_19_and_21_curves_are_drawn_and_patience_keeps_the_best(
-    raw_datasets: Any, small: str, tmp_path: Path
-) -> None:
-    """The shorter way: one call, then curves over steps and epochs of both splits."""
+def test_rows_19_and_21_curves_are_drawn_and_best_model_kept(raw_datasets: Any, small: str, tmp_path: Path) -> None:
+    """Train in one call, then plot curves by step and epoch for both splits."""
     result = finetune(
         train_data=raw_datasets["train"].select(range(64)),
         validation_data=raw_datasets["validation"].select(range(48)),
@@ -248,9 +246,7 @@ def test_rows_19_and_21_curves_are_drawn_and_patience_keeps_the_best(
     assert best[1] == result.best_step
 
 
-def test_row_21_early_stopping_callback_stops_and_loads_the_best(
-    small: str, tokenizer: Any, some: Any, tmp_path: Path
-) -> None:
+def test_row_21_early_stopping_callback_loads_best_model(small: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:
     args = TrainingArguments(
         str(tmp_path), eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, max_steps=12,
         load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=False, learning_rate=1e-2, **QUIET,

@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulation": {"rows": 64, "accumulation": 2},
     "accumulation and a rank without a row": {"rows": 49, "accumulation": 2},
     "accumulation and a tail of uneven micro-batches": {"rows": 41, "accumulation": 3},
-    "class weights, unlabelled rows, smoothing": {"rows": 45, "weights": (0.5, 2.0), "unlabelled": True},
+    "class weights, unlabeled rows, smoothing": {"rows": 45, "weights": (0.5, 2.0), "unlabeled": True},
     "all strategies": {"rows": 45, "fast": True},
     "all strategies and accumulation": {"rows": 49, "fast": True, "accumulation": 2},
     "grouped by length": {"rows": 45, "sampling": "group_by_length"},
@@ -45,13 +45,13 @@ PER_STEP = 8
 
 
 def run_case(
-    runtime: Runtime, *, rows: int, accumulation: int = 1, weights: Any = None, unlabelled: bool = False,
+    runtime: Runtime, *, rows: int, accumulation: int = 1, weights: Any = None, unlabeled: bool = False,
     fast: bool = False, sampling: Any = "random", spare: bool = False,
     patience: int | None = None, epochs: int = 2, rate: float = 1e-3, seed: int = 3,
 ) -> dict[str, Any]:  # fmt: skip
     """Losses, norms, evaluations and final weights of one small run."""
     lists = token_lists(rows)
-    if unlabelled:
+    if unlabeled:
         lists["labels"][::7] = [-1] * len(lists["labels"][::7])
     data = TokenRows.from_lists(lists)
     model = tiny_bert()

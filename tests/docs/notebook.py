@@ -1,4 +1,4 @@
-"""The course pages as one notebook: `python tests/docs/notebook.py` writes and runs it, a test runs it again."""
+"""Write and run the course pages as one notebook: python tests/docs/notebook.py. A test runs it again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ COURSE = ROOT / "docs" / "course"
 NOTEBOOK = COURSE / "course.ipynb"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 MOST_LINES = 40
-"""More lines of one output are cut in the middle."""
+"""Longer outputs are truncated in the middle."""
 
 
 def make_notebook() -> dict[str, Any]:
-    """Cells of all pages in order. A file becomes `%%writefile`, shell lines `%%bash`, what is not run stays text."""
+    """Return the cells of all pages: files become `%%writefile`, shell lines `%%bash`; blocks that don't run stay text."""
     cells: list[dict[str, Any]] = []
 
     def add(kind: str, text: str) -> None:
@@ -43,7 +43,7 @@ def make_notebook() -> dict[str, Any]:
 
 
 def without_outputs(notebook: dict[str, Any]) -> dict[str, Any]:
-    """The notebook as it is before it runs."""
+    """Return the notebook without outputs."""
     clean = [
         cell | {"execution_count": None, "outputs": []} if "outputs" in cell else cell for cell in notebook["cells"]
     ]
@@ -51,7 +51,7 @@ def without_outputs(notebook: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_notebook(folder: Path) -> dict[str, Any]:
-    """The notebook with what its cells print, run in this folder; long outputs are cut, warnings and bars left out."""
+    """Run the notebook in this folder; truncate long outputs and remove warnings and progress bars."""
     import nbclient
     import nbformat
 

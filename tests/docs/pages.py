@@ -1,8 +1,8 @@
-"""Reads the blocks of a documentation page and runs them in order, in one namespace and one folder.
+"""Read the blocks of a documentation page and run them in order, in one namespace and one folder.
 
-A block in ```python is executed, one in ```bash goes to bash, one with a title is written to that file. A comment
-`<!-- not run: reason -->` in front of a block leaves it out. `<!-- check` opens a comment with Python that the reader does
-not see: it looks at what the page has made.
+A ```python block is executed, a ```bash block is run in bash, and a block with a title is written to that file. A comment
+`<!-- not run: reason -->` before a block skips it. `<!-- check` opens a hidden comment with Python code that checks the page's
+results.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tunesmith.cli.main import main
 ROOT = Path(__file__).resolve().parents[2]
 RUNNABLE = ("python", "bash")
 REAL = ("docs/quickstart.md", "docs/course/01_one_batch.md")
-"""Pages that run with the embedded model itself; the others with a small one in its place."""
+"""Pages that run with the bundled model; others use a small replacement."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of a page. `kind` is text, check, or the language of a fence."""
+    """A block of a page; `kind` is text, check, or the language of a fence."""
 
     kind: str
     text: str
@@ -39,7 +39,7 @@ class Block:
 
 
 def read_blocks(page: Path) -> list[Block]:
-    """The page in order: text between blocks, fences, hidden checks."""
+    """Return the page's text, fences and hidden checks in order."""
     out: list[Block] = []
     words: list[str] = []
     lines = page.read_text(encoding="utf-8").splitlines()
@@ -70,7 +70,7 @@ def read_blocks(page: Path) -> list[Block]:
 
 
 def run_page(page: Path, folder: Path) -> int:
-    """Runs what the page shows; gives how many blocks were run. An error says page and line."""
+    """Run a page and return the number of blocks that ran; errors contain page and line."""
     space: dict[str, Any] = {"__name__": "__main__"}
     count = 0
     small = None if page.relative_to(ROOT).as_posix() in REAL else small_embedded()
@@ -85,7 +85,7 @@ def run_page(page: Path, folder: Path) -> int:
             elif block.kind == "bash":
                 run_shell(block.text, folder, where)
             else:
-                # Empty lines in front, so that a traceback shows the line of the page.
+                # Leading empty lines, so that a traceback shows the line in the page.
                 exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), space)
     return count
 

@@ -1,4 +1,4 @@
-"""Every page of the documentation does what it says: its blocks run, top to bottom, in an empty folder."""
+"""The blocks of every documentation page run from top to bottom in an empty folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGES = [
     *(p for p in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in p.parts),
     *([ROOT / "README.md"] if (ROOT / "README.md").is_file() else []),
 ]
-"""Decisions are records: the commands in them gave the numbers of their day."""
+"""Decisions are records: their commands are not kept working."""
 
 
 def has_work(page: Path) -> bool:
@@ -23,7 +23,7 @@ def has_work(page: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("page", [p for p in PAGES if has_work(p)], ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_blocks_of_a_page_run_top_to_bottom(page: Path, tmp_path: Path) -> None:
+def test_page_blocks_run_top_to_bottom(page: Path, tmp_path: Path) -> None:
     from matplotlib import pyplot
 
     try:
@@ -34,15 +34,15 @@ def test_the_blocks_of_a_page_run_top_to_bottom(page: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_resolve(page: Path) -> None:
     import re
 
     for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", page.read_text(encoding="utf-8")):
-        if "images/" not in target:  # pictures are made by a script of their own
+        if "images/" not in target:  # a separate script takes the screenshots
             assert (page.parent / target).exists(), target
 
 
-def test_every_course_page_is_part_of_the_run() -> None:
+def test_every_course_page_is_tested() -> None:
     course = {p for p in PAGES if p.parent.name == "course" and p.name != "README.md"}
     assert len(course) >= 8
     assert all(has_work(p) for p in course)

@@ -33,16 +33,16 @@ def test_python_reference_covers_every_public_name() -> None:
     assert [name for name in names if not re.search(rf"\b{name}\b", code)] == [], "without an example"
 
 
-def test_the_notebook_ships_with_small_outputs_and_no_error() -> None:
+def test_notebook_has_small_outputs_and_no_error() -> None:
     outputs = [o for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] for o in cell.get("outputs", [])]
     assert len(outputs) > 15
     assert not [o for o in outputs if o["output_type"] == "error"]
     assert NOTEBOOK.stat().st_size < 1_000_000
 
 
-@pytest.mark.long  # its cells are those of the pages (above), which run in test_docs.py
+@pytest.mark.long  # its cells are those of the pages, which run in test_docs.py
 @pytest.mark.filterwarnings("default")
-def test_the_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs nbformat and nbclient (extra dev)")
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient (extra dev)")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -1,4 +1,4 @@
-"""The wheel holds every file of the package, trains the demo away from the checkout, and asks for torch only where it trains."""
+"""The wheel contains every package file, trains the demo outside the checkout, and requires torch only for training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, with the setuptools that is here: nothing is downloaded."""
+    """Build the wheel from a copy with the installed setuptools, without downloads."""
     pytest.importorskip("setuptools", "77", reason="needs setuptools 77 or newer (extra dev)")
     folder = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -39,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked_for(wheel: Path, extra: str) -> list[Requirement]:
-    """What the wheel asks for with an extra, "" for none."""
+    """Return the wheel's requirements with an extra ("" for none)."""
     archive = zipfile.ZipFile(wheel)
     info = next(name for name in archive.namelist() if name.endswith("METADATA"))
     lines = BytesParser().parsebytes(archive.read(info)).get_all("Requires-Dist", [])
@@ -47,7 +47,7 @@ def asked_for(wheel: Path, extra: str) -> list[Requirement]:
 
 
 def all_installed(asked: list[Requirement]) -> set[str]:
-    """The packages that pip would install, with what these ask for in turn, as far as they are here."""
+    """Return the installed packages that pip would install for these requirements, recursively."""
     found: set[str] = set()
     while asked:
         name = canonicalize_name(asked.pop().name)
@@ -69,7 +69,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_every_file_of_the_package_is_in_the_wheel(wheel: Path) -> None:
+def test_wheel_contains_every_package_file(wheel: Path) -> None:
     package = ROOT / "src" / "tunesmith"
     files = {f"tunesmith/{p.relative_to(package).as_posix()}" for p in package.rglob("*") if p.is_file()}
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -79,10 +79,10 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_trains_the_demo_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_trains_demo_in_clean_environment(wheel: Path, tmp_path: Path) -> None:
     run([sys.executable, "-m", "venv", "--without-pip", "clean"], tmp_path)
     python = str(tmp_path / "clean" / "bin" / "python")
-    # The dependencies are those of this environment: a path in a .pth file is not searched for editable installs.
+    # Dependencies come from this environment: editable installs are not found through a .pth file.
     site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip())
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     run(
@@ -97,7 +97,7 @@ def test_the_wheel_trains_the_demo_in_a_clean_environment(wheel: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_an_installation_that_runs_exported_models_has_no_torch(wheel: Path) -> None:
+def test_runtime_installation_has_no_torch(wheel: Path) -> None:
     bare, runtime = asked_for(wheel, ""), asked_for(wheel, "runtime")
     assert {one.name for one in runtime} == {*RUNTIME_PACKAGES}, "requirements.txt of an export names the same"
     heavy = {"torch", "transformers", "datasets", "pyarrow", "pandas", "scipy", "scikit-learn", "matplotlib"}
@@ -108,7 +108,7 @@ def test_an_installation_that_runs_exported_models_has_no_torch(wheel: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_installation_without_extras_names_the_one_that_trains(wheel: Path, tmp_path: Path) -> None:
+def test_installation_without_extras_names_training_extra(wheel: Path, tmp_path: Path) -> None:
     run([sys.executable, "-m", "venv", "--without-pip", "clean"], tmp_path)
     python = str(tmp_path / "clean" / "bin" / "python")
     site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip())

@@ -150,8 +150,8 @@ SHAPES = {
 }
 LABELS = {
     "missing": Bad("x.csv", at_line(7, "a b,"), ("x.csv:7:label: the label is missing",)),
-    "unlabelled in train": Bad("x.csv", HEAD + "a,0\nb,1\nc,-1\n", ("x.csv:4:label: -1 means unlabeled",)),
-    "unlabelled in validation": Bad("x.csv", GOOD, ("validation.csv:2:label: -1 means",), {}, HEAD + "a,-1\n"),
+    "unlabeled in train": Bad("x.csv", HEAD + "a,0\nb,1\nc,-1\n", ("x.csv:4:label: -1 means unlabeled",)),
+    "unlabeled in validation": Bad("x.csv", GOOD, ("validation.csv:2:label: -1 means",), {}, HEAD + "a,-1\n"),
     "only in validation": Bad(
         "x.csv", GOOD, ("validation.csv:4:label: 'maybe' is not one of neg, pos",), {}, OTHER + "x,maybe\n"
     ),

@@ -233,7 +233,7 @@ def test_used_run_folder_is_refused_until_its_process_dies(lab: Any, run_folder:
     assert damaged_checkpoints(run_folder) == []
     ended = cli("resume", str(run_folder))
     assert ended.code == 0, ended.log
-    assert "resumed after step" in ended.log
+    assert "Resumed: after step" in ended.log
     lab.same(run_folder)
 
 

@@ -15,11 +15,11 @@ sys.path += [
     str(HERE),
     str(HERE.parents[1] / "src"),
     str(HERE.parents[1] / "bench"),
-]  # behind tests, which has a conftest, too
+]  # after tests, which has a conftest, too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what lies here, with the reason, where it cannot run."""
+    """Skip GPU tests with the reason if they cannot run."""
     reason = None if torch.cuda.is_available() else "no CUDA device"
     if reason is None and not TOKENS.is_file():
         reason = "no scratch/tokens: run bench/common.py"
@@ -30,13 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def exact_products() -> None:
-    """Float32 products in float32."""
+    """Compute float32 matmuls in float32, not TF32."""
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.fixture(scope="session")
 def rows() -> Any:
-    """The training rows of MRPC."""
+    """Return the training examples of MRPC."""
     from gpu_engine import engine_rows
 
     return engine_rows("mrpc", "train")

@@ -1,4 +1,4 @@
-"""The engine on a GPU for tests: BERT-base's width with random weights, token ids of scratch/tokens (bench/common.py)."""
+"""The engine on a GPU for tests: BERT-base's width, random weights, token ids of scratch/tokens (bench/common.py)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def apart(one: Any, other: Any) -> float:
-    """The largest difference of two lists of numbers."""
+    """Return the largest difference between two lists of numbers."""
     return float(np.abs(np.subtract(one, other)).max())
 
 
@@ -49,7 +49,7 @@ def make_state(
     batch: int = 8,
     **wishes: Any,
 ) -> tuple[TrainState, Batches, Any]:
-    """A fresh engine; the same start for all."""
+    """Return a new state with seeded weights, its batches and speedups."""
     from transformers import BertConfig, BertForSequenceClassification
 
     seed_everything(0)
@@ -76,7 +76,7 @@ def make_state(
 
 
 def train(state: TrainState, batches: Batches, steps: int, total: int = 400) -> list[float]:
-    """Losses of the next steps of a run of `total`."""
+    """Return the losses of the next steps of a run with `total` steps."""
     _, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=total, num_epochs=1)
     plan = Plan(total, ends, Schedule("linear", 5e-5, 10, total), seed=3, read_back_every=16)
     losses: list[float] = []
@@ -90,18 +90,18 @@ def train(state: TrainState, batches: Batches, steps: int, total: int = 400) -> 
 
 
 def weights(state: TrainState, chosen: Any) -> dict[str, torch.Tensor]:
-    """All weights with the whole table, on the CPU."""
+    """Return all weights on the CPU, with the full vocabulary."""
     with chosen.whole():
         return {n: p.detach().cpu().clone() for n, p in state.model.named_parameters()}
 
 
 def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Largest over all weights."""
+    """Return the largest difference between two sets of weights."""
     return max(float((one[n] - other[n]).abs().max()) for n in one)
 
 
 def gradients_of_first(state: TrainState, batches: Batches) -> dict[str, torch.Tensor]:
-    """Of the first batch, by the name of the parameter; that of a cut word embedding as the whole table has it."""
+    """Return the first batch's gradients by parameter name; a restricted word embedding is expanded to the full vocabulary."""
     window = next(iter(batches.windows(0)))
     state.model.train()
     micro_step(state, state.runtime.move(window.micro_batches[0]), 1 / 8)
@@ -113,5 +113,5 @@ def gradients_of_first(state: TrainState, batches: Batches) -> dict[str, torch.T
 
 
 def gradient(state: TrainState, batches: Batches) -> torch.Tensor:
-    """All gradients of the first batch but the word embedding's, as one vector."""
+    """Return the first batch's gradients as one vector, without the word embedding."""
     return torch.cat([g.flatten() for n, g in gradients_of_first(state, batches).items() if "word" not in n])

@@ -1,4 +1,4 @@
-"""Runs of a Trainer on a GPU for tests, and how far apart two of them are."""
+"""Trainer runs on a GPU for tests, and differences between two of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = 60
 
 
 class Uncaptured(Trainer):
-    """Its steps run as they are."""
+    """A Trainer that captures no steps."""
 
     def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
         prepared = super()._prepare_for_training(*args, **options)
@@ -25,7 +25,7 @@ class Uncaptured(Trainer):
 
 
 class Plain(Trainer):
-    """Padded, uncaptured, every layer as transformers wrote it."""
+    """A Trainer without speedups: padded, uncaptured, with transformers' layers."""
 
     use_speed_ups = False
 
@@ -33,7 +33,7 @@ class Plain(Trainer):
 def run(
     kind: Any, folder: Path, config: Any, width: int | None = None, resume: str | None = None, **options: Any
 ) -> Any:
-    """A finished Trainer; the same start for all."""
+    """Train with seeded weights and return the Trainer."""
     transformers.set_seed(0)
     given = {"max_steps": STEPS, "warmup_steps": 5, "weight_decay": 0.01, "eval_strategy": "steps", "eval_steps": 25}
     arguments = transformers.TrainingArguments(
@@ -57,20 +57,20 @@ def run(
 
 
 def apart(one: Any, other: Any, name: str) -> float:
-    """The largest difference of a number that is logged, as a share of its largest value where that is above 1."""
+    """Return the largest difference of a logged value, relative to its largest value if that exceeds 1."""
     logs = [[line[name] for line in t.state.log_history if name in line] for t in (one, other)]
     assert len(logs[0]) == len(logs[1]) >= 2, (len(logs[0]), len(logs[1]))
     return max(abs(a - b) for a, b in zip(*logs, strict=True)) / max(1.0, *logs[1])
 
 
 def weights_apart(one: Any, other: Any, but: str = "no name") -> float:
-    """The largest difference of a weight whose name does not end so."""
+    """Return the largest difference of a weight, except weights whose names end with `but`."""
     names, theirs = one.model.state_dict(), other.model.state_dict()
     return max(float((value - theirs[name]).abs().max()) for name, value in names.items() if not name.endswith(but))
 
 
 def replayed(trainer: Any) -> int:
-    """How many shapes were captured."""
+    """Return the number of captured shapes."""
     graphs = trainer._captured.speedups.graphs
     assert len(graphs) == 0, "captured steps outlive the run"
     return 0 if graphs.off else int(graphs._captures)

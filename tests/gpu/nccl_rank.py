@@ -1,7 +1,7 @@
-"""What test_nccl.py starts under torchrun: NCCL on one GPU.
+"""NCCL on one GPU, started by test_nccl.py with torchrun.
 
-One rank is all that one GPU gives NCCL. DDP wraps the model all the same, gradients and objects go through NCCL's
-own calls, and 30 steps must give the losses of the bare model: bit for bit.
+NCCL allows one rank per GPU. DDP still wraps the model, gradients and objects go through NCCL, and the losses of 30 steps must be
+bit-identical to those of the bare model.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ failures: list[str] = []
 
 
 def check(name: str, found: float, limit: float) -> None:
-    """One printed line; notes a failure."""
+    """Print a line and record a failure."""
     print(f"{'ok  ' if found <= limit else 'FAIL'} {name}: {found:.3g} (limit {limit:.3g})", flush=True)
     if found > limit:
         failures.append(name)
 
 
 def main() -> None:
-    """Prints a line a check."""
+    """Print one line per check."""
     rows = engine_rows("mrpc", "train")
     bare = make_state(rows, 2, "no", 0.0, **OFF)
     backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"

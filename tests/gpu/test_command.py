@@ -1,4 +1,4 @@
-"""`tunesmith train`, `evaluate` and `predict` on a GPU, from a file to labelled rows."""
+"""`tunesmith train`, `evaluate` and `predict` on a GPU, from a file to predictions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BART = {
 
 
 def write_pairs(table: Path) -> None:
-    """MRPC's test pairs, labelled by the words that they share."""
+    """Write MRPC's test pairs, labeled by their shared words."""
     with table.open("w", encoding="utf-8", newline="") as handle:
         writer = csv.writer(handle)
         writer.writerow(["sentence1", "sentence2", "label"])
@@ -33,8 +33,8 @@ def tunesmith(*words: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_the_command_line_works_from_end_to_end(tmp_path: Path) -> None:
-    table, run, labelled = tmp_path / "pairs.csv", tmp_path / "run", tmp_path / "labelled.csv"
+def test_train_evaluate_and_predict_on_gpu_succeed(tmp_path: Path) -> None:
+    table, run, labeled = tmp_path / "pairs.csv", tmp_path / "run", tmp_path / "labeled.csv"
     write_pairs(table)
     model = ["--model_name_or_path", str(TOKENS / "minilm")]
     shown = tunesmith("train", "--train_file", str(table), *model, "--num_train_epochs", "2", "--output_dir", str(run))
@@ -43,6 +43,6 @@ def test_the_command_line_works_from_end_to_end(tmp_path: Path) -> None:
     scores = [line["metrics"]["accuracy"] for line in lines if line["event"] == "Evaluated"]
     assert max(scores) > 0.7, "words in common are easily learned"
     assert "accuracy" in tunesmith("evaluate", str(run), "--test_file", str(table))
-    tunesmith("predict", str(run), "--input", str(table), "--output", str(labelled))
-    with labelled.open(encoding="utf-8", newline="") as handle:
+    tunesmith("predict", str(run), "--input", str(table), "--output", str(labeled))
+    with labeled.open(encoding="utf-8", newline="") as handle:
         assert {row["prediction"] for row in csv.DictReader(handle)} == {"same", "other"}

@@ -1,4 +1,4 @@
-"""Captured steps of the families with attention of their own, and of encoders that no speed-up knows: transformers' losses."""
+"""Losses match transformers for architectures with custom attention, captured, and for encoders without speedups."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert-mean": ("modernbert", {"classifier_pooling": "mean", "local_attention": 32}),
     "ernie": ("ernie", {"vocab_size": 30522}),
 }
-"""ERNIE is known to no speedup: its steps are padded, and bit-identical with `full_determinism` only."""
+"""No speedup supports ERNIE: its steps are padded, and bit-identical only with `full_determinism`."""
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-"""transformers 5.17 scripts a function of DeBERTa when it is imported."""
+"""transformers 5.17 calls `torch.jit.script` when DeBERTa is imported."""
 
 
 def config_of(kind: str, dropout: float) -> Any:
-    """A model of two layers of base width."""
+    """Return the configuration of a model with two layers of base width."""
     name, sizes = KINDS[kind]
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout")
     if name == "modernbert":
@@ -44,7 +44,7 @@ def config_of(kind: str, dropout: float) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_float32_steps_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+def test_float32_steps_match_transformers(tmp_path: Path, kind: str) -> None:
     ours, theirs = (
         run(trainer, tmp_path / trainer.__module__, config_of(kind, 0.0)) for trainer in (Trainer, transformers.Trainer)
     )
@@ -57,7 +57,7 @@ def test_float32_steps_are_those_of_transformers(tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ernie"])
-def test_bf16_steps_with_dropout_have_the_same_bits_uncaptured_and_resumed(tmp_path: Path, kind: str) -> None:
+def test_bf16_losses_are_bit_identical_uncaptured_and_resumed(tmp_path: Path, kind: str) -> None:
     saving = {"bf16": True, "save_strategy": "steps", "save_steps": 37}
     one = run(Trainer, tmp_path / "one", config_of(kind, 0.1), **saving)
     assert replayed(one) > 0
@@ -69,8 +69,8 @@ def test_bf16_steps_with_dropout_have_the_same_bits_uncaptured_and_resumed(tmp_p
     assert found == {"eager": (0, 0), "again": (0, 0)}
 
 
-def test_an_encoder_that_reads_from_the_device_runs_uncaptured_and_the_same(tmp_path: Path) -> None:
-    """Funnel's positions are made from numbers that it reads: no capture allows that, and none is given an earlier answer."""
+def test_encoder_that_reads_from_device_is_not_captured(tmp_path: Path) -> None:
+    """Funnel reads values from the device to compute positions, which a capture doesn't allow."""
     config = transformers.FunnelConfig(
         vocab_size=30522, block_sizes=[1, 1], num_decoder_layers=1, d_model=128, n_head=4, d_head=32, d_inner=256,
         hidden_dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, num_labels=2,
@@ -80,8 +80,8 @@ def test_an_encoder_that_reads_from_the_device_runs_uncaptured_and_the_same(tmp_
     assert apart(ours, theirs, "loss") < 1e-5
 
 
-def test_an_encoder_that_draws_on_the_host_runs_uncaptured(tmp_path: Path) -> None:
-    """Of BART's layers some are left out at random: a replay would leave out the same ones for ever."""
+def test_encoder_that_draws_on_host_is_not_captured(tmp_path: Path) -> None:
+    """BART skips random layers: a replay would always skip the same ones."""
     config = transformers.BartConfig(
         vocab_size=30522, d_model=128, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=256, decoder_ffn_dim=256, encoder_layerdrop=0.5, num_labels=2,

@@ -1,4 +1,4 @@
-"""Captured steps and fused layers: equal to the plain step in float32, as close as autocast in bf16, the same bits again."""
+"""Captured steps and fused layers match the plain step in float32, are as accurate as autocast in bf16, and are reproducible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS = 4
 @pytest.mark.parametrize(
     "options", [{}, {"accumulation": 4, "weights": (0.7, 1.6)}], ids=["batch 8", "4 micro-batches, class weights"]
 )
-def test_a_hundred_float32_steps_are_those_of_the_plain_step(rows: Any, options: dict[str, Any]) -> None:
+def test_captured_float32_steps_match_plain_steps(rows: Any, options: dict[str, Any]) -> None:
     plain = make_state(rows, LAYERS, "no", 0.0, **options, **OFF)
     ours = make_state(rows, LAYERS, "no", 0.0, **options)
     expected, found = train(*plain[:2], 100), train(*ours[:2], 100)
@@ -30,7 +30,7 @@ def test_a_hundred_float32_steps_are_those_of_the_plain_step(rows: Any, options:
 
 
 @pytest.mark.parametrize("batch", [8, 64], ids=["attention tile by tile", "attention row by row"])
-def test_bf16_gradients_are_no_further_from_float32_than_those_of_autocast(rows: Any, batch: int) -> None:
+def test_bf16_gradients_are_as_accurate_as_autocast(rows: Any, batch: int) -> None:
     exact = gradient(*make_state(rows, LAYERS, "no", 0.0, batch=batch, **OFF)[:2])
     theirs = gradient(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch, **OFF)[:2])
     ours = gradient(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch)[:2])
@@ -39,7 +39,7 @@ def test_bf16_gradients_are_no_further_from_float32_than_those_of_autocast(rows:
 
 
 @pytest.mark.parametrize("batch", [8, 64])
-def test_bf16_gradients_of_tables_are_no_further_from_float32_than_those_of_autocast(rows: Any, batch: int) -> None:
+def test_bf16_embedding_gradients_are_as_accurate_as_autocast(rows: Any, batch: int) -> None:
     exact = gradients_of_first(*make_state(rows, LAYERS, "no", 0.0, batch=batch, **OFF)[:2])
     theirs = gradients_of_first(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch, **OFF)[:2])
     ours = gradients_of_first(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch)[:2])
@@ -53,13 +53,13 @@ def test_bf16_gradients_of_tables_are_no_further_from_float32_than_those_of_auto
 
 @pytest.fixture(scope="module")
 def unbroken(rows: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses of 60 captured steps in bf16 with dropout, and the weights after them."""
+    """Return the losses of 60 captured steps in bf16 with dropout, and the final weights."""
     state = make_state(rows, LAYERS, "bf16", 0.1)
     return train(*state[:2], 60), weights(*state[::2])
 
 
 @pytest.mark.parametrize("how", ["again", "uncaptured"])
-def test_steps_have_the_same_bits(rows: Any, unbroken: Any, how: str) -> None:
+def test_captured_steps_are_bit_identical_and_match_uncaptured(rows: Any, unbroken: Any, how: str) -> None:
     state = make_state(rows, LAYERS, "bf16", 0.1)
     assert state[0].graphs is not None
     state[0].graphs.off = how == "uncaptured"
@@ -67,7 +67,7 @@ def test_steps_have_the_same_bits(rows: Any, unbroken: Any, how: str) -> None:
     assert difference(weights(*state[::2]), unbroken[1]) == 0
 
 
-def test_a_resumed_run_has_the_same_bits(rows: Any, unbroken: Any, tmp_path: Path) -> None:
+def test_resumed_run_is_bit_identical(rows: Any, unbroken: Any, tmp_path: Path) -> None:
     first, second = (make_state(rows, LAYERS, "bf16", 0.1) for _ in range(2))
     losses = train(*first[:2], 37)
     save_checkpoint(tmp_path / "checkpoint-00000037", first[0], Identity("x", "d", {}, {}, {}))
@@ -88,7 +88,7 @@ def test_buffered_snapshot_is_unchanged_while_steps_continue(rows: Any) -> None:
         assert all(torch.equal(tensor, kept.files[file][name]) for name, tensor in tensors.items()), file
 
 
-def test_training_continues_uncaptured_with_the_same_bits_after_a_capture_that_fails(rows: Any) -> None:
+def test_failed_capture_continues_with_bit_identical_losses(rows: Any) -> None:
     expected = train(*make_state(rows, 2, "bf16", 0.1)[:2], 40)
     state, batches, _ = make_state(rows, 2, "bf16", 0.1)
     inner, calls = state.objective, []
@@ -110,7 +110,7 @@ def test_training_continues_uncaptured_with_the_same_bits_after_a_capture_that_f
     assert calls == [1]
 
 
-def test_dropout_has_the_mean_and_the_spread_of_the_plain_step(rows: Any) -> None:
+def test_dropout_has_mean_and_spread_of_plain_step(rows: Any) -> None:
     draws, sides = 400, []
     for wishes in (OFF, {}):
         state, batches, _ = make_state(rows, 2, "bf16", 0.2, **wishes)

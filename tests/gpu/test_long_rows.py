@@ -1,4 +1,4 @@
-"""Rows of more tokens than one block of torch's attention kernels has: the same bits again, uncaptured, and in float32."""
+"""Texts longer than one block of torch's attention kernels are trained bit-identically, repeated and uncaptured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def long_rows() -> TokenRows:
-    """Rows of 260 to 420 tokens."""
+    """Return examples with 260 to 420 tokens."""
     draw = np.random.default_rng(0)
     ids = [draw.integers(200, 30000, int(n)) for n in draw.integers(260, 420, 96)]
     return TokenRows.from_lists({"input_ids": ids, "labels": [int(x) for x in draw.integers(0, 2, 96)]})
@@ -35,7 +35,7 @@ def long_rows() -> TokenRows:
 def train(
     rows: TokenRows, kind: str, precision: Any, *, uncaptured: bool = False, dropout: float = 0.1, **wishes: Any
 ) -> Any:
-    """(losses, weights, speed-ups) of a few steps of two layers of base width."""
+    """Train two layers of base width for a few steps; return losses, weights and speedups."""
     seed_everything(0)
     runtime = make_runtime(precision=precision)
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "mlp_dropout")
@@ -64,7 +64,7 @@ def train(
 
 @pytest.mark.parametrize("precision", ["bf16", "no"])
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
-def test_steps_have_the_same_bits_again_and_uncaptured(long_rows: TokenRows, kind: str, precision: Any) -> None:
+def test_long_rows_are_bit_identical_repeated_and_uncaptured(long_rows: TokenRows, kind: str, precision: Any) -> None:
     one = train(long_rows, kind, precision)
     assert "CUDA graphs" in one[2]
     for options in ({}, {"uncaptured": True}):
@@ -75,7 +75,7 @@ def test_steps_have_the_same_bits_again_and_uncaptured(long_rows: TokenRows, kin
 
 
 def test_losses_of_long_rows_equal_the_plain_step(long_rows: TokenRows) -> None:
-    """Float32, no dropout: packed and captured compared with the plain step."""
+    """Compare packed, captured steps with plain steps in float32 without dropout."""
     ours = train(long_rows, "bert", "no", dropout=0.0)
     plain = train(long_rows, "bert", "no", dropout=0.0, **OFF)
     assert max(abs(a - b) for a, b in zip(ours[0], plain[0], strict=True)) < 1e-5

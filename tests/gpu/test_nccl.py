@@ -1,4 +1,4 @@
-"""DDP over NCCL with the one rank that one GPU gives."""
+"""DDP over NCCL with one rank on one GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fp16 under a loss scale, steps' seconds by the clock, stock models in half precision."""
+"""Loss scaling in fp16, step times, and models of transformers in half precision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STOCK = {
 
 
 def stock(name: str) -> Any:
-    """A classifier of transformers with random weights."""
+    """Return a transformers classifier with random weights."""
     transformers.set_seed(0)
     sizes = SMALL
     if name == "distilbert":
@@ -52,14 +52,14 @@ def train(folder: Path, model: Any, *callbacks: Any, **options: Any) -> Trainer:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", STOCK)
-def test_the_proof_takes_nothing_off_a_stock_model(tmp_path: Path, name: str, precision: str) -> None:
+def test_verification_keeps_speedups_of_stock_models(tmp_path: Path, name: str, precision: str) -> None:
     trainer = train(tmp_path, stock(name), max_steps=3, **{precision: True})
     notes = [event.text for event in read_journal(tmp_path / "journal.jsonl") if isinstance(event, Note)]
     assert [note for note in notes if "its step is not the plain one" in note] == []
     assert trainer.state.global_step == 3
 
 
-def test_fp16_learns_and_a_nan_that_no_scale_cures_ends_the_run(tmp_path: Path) -> None:
+def test_fp16_learns_and_persistent_nan_ends_the_run(tmp_path: Path) -> None:
     good = train(tmp_path / "good", stock("bert"), max_steps=120, fp16=True, learning_rate=3e-4)
     losses = [line["loss"] for line in good.state.log_history if "loss" in line]
     assert sum(losses[-20:]) < sum(losses[:20])
@@ -73,7 +73,7 @@ def test_fp16_learns_and_a_nan_that_no_scale_cures_ends_the_run(tmp_path: Path) 
         train(tmp_path / "bad", stock("bert"), Poison(), max_steps=120, fp16=True)
 
 
-def test_the_seconds_of_steps_are_those_of_the_clock(tmp_path: Path) -> None:
+def test_step_seconds_add_up_to_less_than_wall_time(tmp_path: Path) -> None:
     began = time.perf_counter()
     train(tmp_path, stock("bert"), max_steps=300, bf16=True)
     wall = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Customized scripts on a GPU: the encoder runs as CUDA graphs, and losses are those of transformers.
+"""Customized scripts on a GPU: the encoder runs as CUDA graphs, and losses match transformers.
 
 The logic is tested on a CPU with a stand-in (tests/unit/speedups/test_model_graphs.py). These tests need a GPU.
 """
@@ -32,7 +32,7 @@ WHOLE |= {"evaluation every 50 steps"}
 
 
 def run(name: str, base: Any, folder: Path, dropout: float = 0.0, resume: Any = None, **given: Any) -> Any:
-    """A finished Trainer of a script with two layers of BERT; the same start for all."""
+    """Train a script on two layers of BERT with seeded weights and return the Trainer."""
     config = transformers.BertConfig(
         num_hidden_layers=2, num_labels=2, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
     )
@@ -48,7 +48,7 @@ def losses(trainer: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("name", list(scripts_gpu.SCRIPTS))
-def test_script_has_the_losses_of_transformers(name: str, tmp_path: Path) -> None:
+def test_script_losses_match_transformers(name: str, tmp_path: Path) -> None:
     kinds = (Trainer, transformers.Trainer)
     ours, theirs = (run(name, kind, tmp_path / kind.__module__, bf16=False) for kind in kinds)
     assert losses(ours) == pytest.approx(losses(theirs), abs=2e-2 if name == "fp16" else 1e-5)
@@ -60,7 +60,7 @@ def test_script_has_the_losses_of_transformers(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["compute_loss override", "R-Drop", "siamese"])
-def test_script_with_dropout_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_script_with_dropout_resumes_bit_identically(name: str, tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 23, "full_determinism": True, "dropout": 0.1}
     try:
         one = run(name, Trainer, tmp_path / "one", **options)
@@ -74,7 +74,7 @@ FAMILIES = ["bert", "roberta", "distilbert", "electra", "albert", "mpnet", "debe
 
 
 def make(kind: str, dropout: float = 0.0) -> Any:
-    """A small classifier on the GPU and a batch for it."""
+    """Return a small classifier on the GPU and a batch for it."""
     torch.manual_seed(0)
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout", "embedding_dropout")
     sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_labels": 2, **dict.fromkeys(names, dropout)}
@@ -100,7 +100,7 @@ def gradient(model: Any, batch: Any, *, bf16: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_captured_gradients_are_no_further_from_float32_than_autocast(kind: str) -> None:
+def test_captured_gradients_are_as_accurate_as_autocast(kind: str) -> None:
     model, batch = make(kind)
     exact, autocast = gradient(model, batch, bf16=False), gradient(model, batch, bf16=True)
     graphs = ModelGraphs(model, half=True)
@@ -113,7 +113,7 @@ def test_captured_gradients_are_no_further_from_float32_than_autocast(kind: str)
         assert float((gradient(model, batch, bf16=False) - exact).norm() / exact.norm()) < 1e-4
 
 
-def test_dropout_has_the_mean_of_the_plain_model() -> None:
+def test_dropout_has_mean_of_plain_model() -> None:
     model, batch = make("bert", dropout=0.2)
     graphs = ModelGraphs(model)
     plain = torch.stack([model(**batch).loss.detach() for _ in range(400)]).double()
@@ -126,7 +126,7 @@ def test_dropout_has_the_mean_of_the_plain_model() -> None:
     assert abs(float((plain.std() / found.std()).log())) < 0.25
 
 
-def test_capture_that_reads_from_the_device_leaves_the_plain_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_capture_leaves_plain_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = make("bert")
     expected = gradient(model, batch, bf16=False)
     kind = type(model.bert.encoder)
@@ -143,4 +143,4 @@ def test_capture_that_reads_from_the_device_leaves_the_plain_model(monkeypatch: 
         found = gradient(model, batch, bf16=False)
     assert "reads values back from the GPU" in str(graphs.off)
     torch.testing.assert_close(found, expected)
-    torch.nn.functional.dropout(torch.ones(4, device="cuda"))  # the generator still draws
+    torch.nn.functional.dropout(torch.ones(4, device="cuda"))  # the random generator still works

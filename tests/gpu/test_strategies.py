@@ -1,4 +1,4 @@
-"""The exact speedups one by one, BERT-base's shape: packed batches, first token, cut vocabulary, captured passes."""
+"""Each exact speedup on BERT-base's shape: packed batches, first token only, restricted vocabulary, captured passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 
 
 def make_model(*, dropout: float, layers: int, seed: int = 0) -> nn.Module:
-    """BERT-base with random weights, in train mode."""
+    """Return BERT-base with random weights, in train mode."""
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(seed)
@@ -31,19 +31,19 @@ def make_model(*, dropout: float, layers: int, seed: int = 0) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def ids() -> list[np.ndarray]:
-    """Rows of random token ids with the lengths of MRPC's."""
+    """Return random token ids with the lengths of MRPC's examples."""
     rng = np.random.default_rng(0)
     return [rng.integers(1000, 12000, n) for n in np.clip(rng.normal(53, 13, 2000), 1, 103).astype(int)]
 
 
 def take(ids: list[np.ndarray], at: int, batch: int) -> Rows:
-    """A batch of rows with segments."""
+    """Return a batch of examples with segments."""
     some = ids[at : at + batch]
     return {"input_ids": some, "token_type_ids": [(np.arange(len(x)) > len(x) // 2).astype(np.int64) for x in some]}
 
 
 def padded(rows: Rows) -> dict[str, torch.Tensor]:
-    """What a plain collator makes."""
+    """Return a padded batch."""
     longest = max(len(x) for x in rows["input_ids"])
     mask = [np.ones(len(x), np.int64) for x in rows["input_ids"]]
     return {
@@ -53,7 +53,7 @@ def padded(rows: Rows) -> dict[str, torch.Tensor]:
 
 
 def packed(rows: Rows, strategy: PaddingFree, **options: Any) -> dict[str, Any]:
-    """The packed batch on the device."""
+    """Return the packed batch on the device."""
     batch = pack(rows, first_position=strategy.first_position, keys=strategy.keys, **options)
     return {k: v.to(DEVICE) for k, v in batch.items()}
 
@@ -61,7 +61,7 @@ def packed(rows: Rows, strategy: PaddingFree, **options: Any) -> dict[str, Any]:
 def run(
     model: nn.Module, batch: dict[str, Any], labels: torch.Tensor, dtype: torch.dtype
 ) -> tuple[float, torch.Tensor]:
-    """Loss, and all gradients as one vector."""
+    """Return the loss, and all gradients as one vector."""
     model.zero_grad(set_to_none=True)
     with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
         loss = model(**batch, labels=labels).loss
@@ -71,9 +71,7 @@ def run(
 
 @pytest.mark.parametrize("first_token_only", [False, True])
 @pytest.mark.parametrize("batch", [1, 8, 32])
-def test_packed_batches_give_the_loss_and_gradients_of_padded_ones(
-    ids: list[np.ndarray], batch: int, first_token_only: bool
-) -> None:
+def test_packed_loss_and_gradients_match_padded(ids: list[np.ndarray], batch: int, first_token_only: bool) -> None:
     plain = make_model(dropout=0.0, layers=12)
     rows, labels = take(ids, 0, batch), torch.arange(batch, device=DEVICE) % 2
     loss, grad = run(plain, padded(rows), labels, torch.float32)
@@ -93,7 +91,7 @@ def test_packed_batches_give_the_loss_and_gradients_of_padded_ones(
 
 
 @FLOATS
-def test_dropout_has_the_mean_loss_of_padded_batches(ids: list[np.ndarray], dtype: torch.dtype) -> None:
+def test_packed_dropout_has_mean_loss_of_padded_batches(ids: list[np.ndarray], dtype: torch.dtype) -> None:
     draws = 300
     rows, labels = take(ids, 64, 16), torch.arange(16, device=DEVICE) % 2
     model = make_model(dropout=0.2, layers=2)
@@ -110,7 +108,7 @@ def test_dropout_has_the_mean_loss_of_padded_batches(ids: list[np.ndarray], dtyp
 
 
 def copy_into(static: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """A new batch in the captured one's memory."""
+    """Copy a new batch into the memory of the captured one."""
     for name, value in fresh.items():
         if isinstance(value, Layout):
             for part in ("bounds", "starts", "order"):
@@ -120,7 +118,7 @@ def copy_into(static: dict[str, Any], fresh: dict[str, Any]) -> None:
 
 
 def run_captured(model: nn.Module, batch: dict[str, Any], labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Forward and backward without a host read; gradients are made anew."""
+    """Run forward and backward without reading from the device, with new gradients."""
     model.zero_grad(set_to_none=True)
     with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32, cache_enabled=False):
         loss: torch.Tensor = model(**batch, labels=labels).loss
@@ -129,7 +127,7 @@ def run_captured(model: nn.Module, batch: dict[str, Any], labels: torch.Tensor, 
 
 
 @FLOATS
-def test_a_captured_pass_is_right_for_other_rows(ids: list[np.ndarray], dtype: torch.dtype) -> None:
+def test_captured_pass_is_right_for_different_rows(ids: list[np.ndarray], dtype: torch.dtype) -> None:
     model = make_model(dropout=0.0, layers=12)
     ours = copy.deepcopy(model)
     strategy = enable_padding_free(ours)
@@ -158,7 +156,7 @@ def test_a_captured_pass_is_right_for_other_rows(ids: list[np.ndarray], dtype: t
         assert float((found - grad).norm() / grad.norm()) < (1e-4 if exact else 0.1)
 
 
-def test_a_cut_vocabulary_has_the_weights_of_the_whole_one(ids: list[np.ndarray]) -> None:
+def test_restricted_vocabulary_trains_the_same_weights(ids: list[np.ndarray]) -> None:
     plain = make_model(dropout=0.0, layers=2)
     ours = copy.deepcopy(plain)
     cut = RestrictedVocabulary.apply(ours, np.concatenate(ids[:200]))

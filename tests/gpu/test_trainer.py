@@ -1,4 +1,4 @@
-"""The Trainer's captured steps: transformers.Trainer's losses in float32; in bf16 with dropout the same bits again."""
+"""Captured steps of the Trainer match transformers in float32, and are reproducible in bf16 with dropout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunesmith import Trainer
 
 
 def run(kind: Any, folder: Path, dropout: float, **options: Any) -> Any:
-    """A finished Trainer of two layers of BERT."""
+    """Train two layers of BERT and return the Trainer."""
     config = transformers.BertConfig(
         num_hidden_layers=2, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, num_labels=2
     )
@@ -23,7 +23,7 @@ def run(kind: Any, folder: Path, dropout: float, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("accumulation", "peer"), [(1, transformers.Trainer), (2, transformers.Trainer)])
-def test_float32_steps_are_those_of_the_peer(tmp_path: Path, accumulation: int, peer: Any) -> None:
+def test_float32_steps_match_transformers(tmp_path: Path, accumulation: int, peer: Any) -> None:
     ours, theirs = (
         run(kind, tmp_path / kind.__module__, 0.0, gradient_accumulation_steps=accumulation) for kind in (Trainer, peer)
     )
@@ -34,10 +34,10 @@ def test_float32_steps_are_those_of_the_peer(tmp_path: Path, accumulation: int, 
 
 
 @pytest.mark.parametrize(("optim", "rate"), [("adamw_torch", 5e-5), ("sgd", 1e-2), ("adafactor", 1e-4)])
-def test_other_optimizers_take_the_steps_of_the_peer(tmp_path: Path, optim: str, rate: float) -> None:
-    """A bias of all keys moves no attention: its gradient is rounding alone, which Adafactor divides by its own size.
+def test_each_optimizer_matches_transformers(tmp_path: Path, optim: str, rate: float) -> None:
+    """The key bias doesn't affect attention: its gradient is only rounding error, which Adafactor normalizes.
 
-    Two runs of transformers that differ by 1e-7 in one weight are 0.0013 apart there, and 2e-7 everywhere else.
+    If one weight differs by 1e-7, two transformers runs differ by 0.0013 in this bias and by 2e-7 elsewhere.
     """
     kinds = (Trainer, transformers.Trainer)
     ours, theirs = (run(kind, tmp_path / kind.__module__, 0.0, optim=optim, learning_rate=rate) for kind in kinds)
@@ -46,7 +46,7 @@ def test_other_optimizers_take_the_steps_of_the_peer(tmp_path: Path, optim: str,
     assert weights_apart(ours, theirs, but="key.bias" if optim == "adafactor" else "no name") < 1e-4
 
 
-def test_bf16_steps_with_dropout_have_the_same_bits_uncaptured_and_resumed(tmp_path: Path) -> None:
+def test_bf16_losses_are_bit_identical_uncaptured_and_resumed(tmp_path: Path) -> None:
     saving = {"bf16": True, "save_strategy": "steps", "save_steps": 37}
     one = run(Trainer, tmp_path / "one", 0.1, **saving)
     assert replayed(one) > 0
@@ -57,10 +57,10 @@ def test_bf16_steps_with_dropout_have_the_same_bits_uncaptured_and_resumed(tmp_p
         assert weights_apart(one, other) == 0
 
 
-def test_a_model_made_by_model_init_is_fused_and_captured_on_the_device(tmp_path: Path) -> None:
-    """Speed-ups are chosen when it is there already: its copies in half precision lie beside the weights."""
+def test_model_from_model_init_is_fused_and_captured(tmp_path: Path) -> None:
+    """Speedups are applied after the model is on the device: its half-precision copies are next to the weights."""
 
-    class Initialised(Trainer):
+    class FromModelInit(Trainer):
         def __init__(self, model: Any, *given: Any, **options: Any) -> None:
             super().__init__(None, *given, model_init=lambda: copy.deepcopy(model), **options)
 
@@ -73,7 +73,7 @@ def test_a_model_made_by_model_init_is_fused_and_captured_on_the_device(tmp_path
             assert chosen.graphs is not None
             return prepared
 
-    given, made = (run(kind, tmp_path / kind.__name__, 0.0, bf16=True) for kind in (Trainer, Initialised))
+    given, made = (run(kind, tmp_path / kind.__name__, 0.0, bf16=True) for kind in (Trainer, FromModelInit))
     losses = [[line["loss"] for line in t.state.log_history if "loss" in line] for t in (given, made)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     assert len(losses[0]) == STEPS

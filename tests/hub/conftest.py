@@ -1,4 +1,4 @@
-"""A Hub of a few small repositories, and a way to run the real clients against it in a fresh process."""
+"""A Hub with a few small repositories, and fixtures to run the real clients against it in a new process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _spec = importlib.util.spec_from_file_location("hub_server", Path(__file__).with
 assert _spec is not None
 assert _spec.loader is not None
 hub_server = importlib.util.module_from_spec(_spec)
-sys.modules["hub_server"] = hub_server  # dataclasses look their module up there
+sys.modules["hub_server"] = hub_server  # dataclasses look up their module there
 _spec.loader.exec_module(hub_server)
 
 FEATURES = {
@@ -41,13 +41,13 @@ CARD = "---\nconfigs:\n" + "".join(
 )
 
 
-def mrpc_parquet(rows: int, *, labelled: bool = True) -> bytes:
-    """A parquet file with the features of GLUE MRPC; unlabelled rows carry -1."""
+def mrpc_parquet(rows: int, *, labeled: bool = True) -> bytes:
+    """Return a Parquet file with the features of GLUE MRPC; unlabeled rows have label -1."""
     table = pa.table(
         {
             "sentence1": [f"The cat number {i} sat on the mat." for i in range(rows)],
             "sentence2": [f"On the mat sat cat {i}." for i in range(rows)],
-            "label": pa.array([i % 2 if labelled else -1 for i in range(rows)], pa.int64()),
+            "label": pa.array([i % 2 if labeled else -1 for i in range(rows)], pa.int64()),
             "idx": pa.array(range(rows), pa.int32()),
         }
     ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": FEATURES}})})
@@ -57,7 +57,7 @@ def mrpc_parquet(rows: int, *, labelled: bool = True) -> bytes:
 
 
 def tiny_model_files() -> dict[str, bytes]:
-    """A BERT encoder of one layer as a model repository holds it, with what must never be fetched beside it."""
+    """Return the files of a one-layer BERT encoder, including files that must never be downloaded."""
     rng = np.random.default_rng(0)
     config = {
         "architectures": ["BertModel"],
@@ -85,7 +85,7 @@ def tiny_model_files() -> dict[str, bytes]:
 
 @pytest.fixture
 def hub() -> Iterator[Any]:
-    """A running server with nyu-mll/glue (also under its old name glue), some/model and a model of pickles only."""
+    """Start a server with nyu-mll/glue (also under its old name glue), some/model and a model that has only pickles."""
     hub = hub_server.Hub()
     hub.add(
         "datasets",
@@ -94,7 +94,7 @@ def hub() -> Iterator[Any]:
             "README.md": f"{CARD}---\n# GLUE\n".encode(),
             "mrpc/train-00000-of-00001.parquet": mrpc_parquet(3000),
             "mrpc/validation-00000-of-00001.parquet": mrpc_parquet(8),
-            "mrpc/test-00000-of-00001.parquet": mrpc_parquet(9, labelled=False),
+            "mrpc/test-00000-of-00001.parquet": mrpc_parquet(9, labeled=False),
         },
     )
     hub.renamed[("datasets", "glue")] = "nyu-mll/glue"
@@ -106,7 +106,7 @@ def hub() -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one client process printed as JSON, or the error it ended with."""
+    """JSON output of a client call, or its error."""
 
     value: Any
     error: str | None
@@ -141,13 +141,13 @@ print(json.dumps(answers))
 
 @pytest.fixture
 def call() -> Callable[..., Any]:
-    """Makes one thing for a client to do: call("splits", "glue", "mrpc") or call("files", "some/model")."""
+    """Return a function that describes a client call: call("splits", "glue", "mrpc") or call("files", "some/model")."""
     return lambda verb, *args, **options: (verb, args, options)
 
 
 @pytest.fixture
 def client(hub: Any, tmp_path: Path) -> Client:
-    """Do some calls in one new process whose Hub is the server and whose caches are in tmp_path; gives the answers."""
+    """Return a function that runs calls in a new process that uses the server and caches in tmp_path."""
 
     def run(*calls: Any, **environment: str) -> list[Answer]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_"))}

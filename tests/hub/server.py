@@ -1,7 +1,7 @@
-"""A Hub-shaped HTTP server on loopback: what huggingface_hub 2.4 and datasets 5.2 really ask for, to read and to upload.
+"""A local HTTP server with the Hub's API as far as huggingface_hub 2.4 and datasets 5.2 use it, for downloads and uploads.
 
-A route is one line in `ROUTES`; a request is answered by the method it names. Uploads go the way of git LFS, so clients need
-HF_HUB_DISABLE_XET=1; they write into `Repo.files`, and are refused without a token.
+Each line in `ROUTES` maps requests to a method. Uploads use Git LFS, so clients need HF_HUB_DISABLE_XET=1; they are stored in
+`Repo.files` and require a token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 LARGE = (".safetensors", ".parquet", ".bin")
-"""Stored as LFS on the real Hub: `resolve` answers with a redirect to the storage host and X-Linked-* headers."""
+"""Files stored in LFS on the real Hub: `resolve` redirects to the storage host, with X-Linked-* headers."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Repo:
 
     files: dict[str, bytes]
     commits: list[str] = field(default_factory=list)
-    """Messages of the commits made here, in order."""
+    """Messages of uploaded commits, in order."""
 
     @property
     def sha(self) -> str:
@@ -64,25 +64,25 @@ class Repo:
 
 @dataclass
 class Hub:
-    """Repositories by (kind, id), old names, requests seen, and the faults to play."""
+    """Repositories by (kind, id), old names, recorded requests, and faults to inject."""
 
     repos: dict[tuple[str, str], Repo] = field(default_factory=dict)
     renamed: dict[tuple[str, str], str] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
-    """Paths whose next download is cut after so many bytes; the entry stays until it is removed."""
+    """Number of bytes after which downloads of a path are interrupted, until the entry is removed."""
     uploaded: dict[str, bytes] = field(default_factory=dict)
-    """Large files by digest, waiting for the commit that names them."""
+    """Uploaded large files by digest, until a commit refers to them."""
     seen: list[str] = field(default_factory=list)
     url: str = ""
     storage: str = ""
-    """Another host name, as on the real Hub: a HEAD of `resolve` stops at the redirect."""
+    """A different host name, as on the real Hub: a HEAD request for `resolve` stops at the redirect."""
 
     def add(self, kind: str, name: str, files: dict[str, bytes]) -> Repo:
-        """A repository that clients can read."""
+        """Add a repository that clients can read."""
         return self.repos.setdefault((kind, name), Repo(files))
 
     def downloads(self) -> list[str]:
-        """The files whose bytes were asked for."""
+        """Return the requested files."""
         return [
             line.removeprefix("GET ")
             for line in self.seen
@@ -276,12 +276,12 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """`Hub.seen` has the requests."""
+        """Log nothing; `Hub.seen` records the requests."""
 
 
 @contextmanager
 def serve(hub: Hub) -> Iterator[Hub]:
-    """The hub on a free port of 127.0.0.1 until the block ends; `hub.url` is its address."""
+    """Serve the hub on a free port of 127.0.0.1 until the block ends; `hub.url` is its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": hub}))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

@@ -1,4 +1,4 @@
-"""`load_from_hub` with the real `datasets` client against a Hub on loopback. Each `client` is a process of its own."""
+"""`load_from_hub` with the real `datasets` client against a Hub on loopback. Each `client` is a separate process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAIN = "mrpc/train-00000-of-00001.parquet"
 NOBODY = "http://127.0.0.1:9"
 
 
-def test_cold_then_warm_then_without_the_hub(hub: Any, client: Any, call: Any) -> None:
+def test_dataset_is_downloaded_once_and_loads_offline(hub: Any, client: Any, call: Any) -> None:
     [cold] = client(call("splits", "glue", "mrpc"))
     assert cold.value == MRPC
     assert len([d for d in hub.downloads() if d.startswith("/storage/")]) == 3
@@ -33,10 +33,10 @@ def test_cold_then_warm_then_without_the_hub(hub: Any, client: Any, call: Any) -
     )
     assert forbidden.value == MRPC
     assert unreachable.value == MRPC
-    assert unreachable.seconds < patient(5)  # `load_dataset` alone tries for 25 s first
+    assert unreachable.seconds < patient(5)  # `load_dataset` without tunesmith retries for 25 s
 
 
-def test_without_hub_and_without_copy_there_is_one_line(client: Any, call: Any) -> None:
+def test_unreachable_hub_without_copy_is_reported_in_one_line(client: Any, call: Any) -> None:
     [down] = client(call("splits", "glue", "mrpc"), HF_ENDPOINT=NOBODY)
     assert down.error == "ResourceError"
     assert down.line.startswith("the dataset glue (mrpc) is not on this machine and the Hub cannot be reached")
@@ -46,7 +46,7 @@ def test_without_hub_and_without_copy_there_is_one_line(client: Any, call: Any) 
     assert "is not on this machine and offline mode is on" in offline.line
 
 
-def test_wrong_names_are_told_with_the_nearest_right_one(client: Any, call: Any) -> None:
+def test_wrong_name_error_suggests_nearest_name(client: Any, call: Any) -> None:
     name, config, several = client(
         call("splits", "gleu", "mrpc"),
         call("splits", "glue", "mrcp"),
@@ -59,7 +59,7 @@ def test_wrong_names_are_told_with_the_nearest_right_one(client: Any, call: Any)
     assert several.line == f"the dataset nyu-mll/glue has several configs. {listed}"
 
 
-def test_missing_files_are_a_data_error_and_old_names_are_followed(hub: Any, client: Any, call: Any) -> None:
+def test_missing_files_raise_and_renamed_dataset_loads(hub: Any, client: Any, call: Any) -> None:
     hub.renamed[("datasets", "oldglue")] = "nyu-mll/glue"
     broken, whole = client(call("splits", "glue", "broken"), call("splits", "oldglue", "mrpc"))
     assert broken.error == "DataError"
@@ -68,7 +68,7 @@ def test_missing_files_are_a_data_error_and_old_names_are_followed(hub: Any, cli
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_a_damaged_repository_is_a_data_error(hub: Any, client: Any, call: Any, damage: str) -> None:
+def test_damaged_repository_raises_data_error(hub: Any, client: Any, call: Any, damage: str) -> None:
     files = hub.repos[("datasets", "nyu-mll/glue")].files
     if damage == "gone":
         del files[TRAIN]
@@ -81,9 +81,7 @@ def test_a_damaged_repository_is_a_data_error(hub: Any, client: Any, call: Any, 
     assert "\n" not in answer.line
 
 
-def test_a_cut_connection_is_one_line_and_the_next_try_succeeds(
-    hub: Any, client: Any, call: Any, tmp_path: Path
-) -> None:
+def test_dropped_connection_raises_and_retry_succeeds(hub: Any, client: Any, call: Any, tmp_path: Path) -> None:
     hub.cut[TRAIN] = 2000
     [broken] = client(call("splits", "glue", "mrpc"))
     assert broken.error == "ResourceError"
@@ -92,11 +90,11 @@ def test_a_cut_connection_is_one_line_and_the_next_try_succeeds(
     assert list((tmp_path / "hf" / "datasets").rglob("*.arrow")) == []
     hub.cut.clear()
     unused, whole = client(call("splits", "glue", "mrpc", allow_download=False), call("splits", "glue", "mrpc"))
-    assert unused.error == "ResourceError"  # nothing half-cached is used
+    assert unused.error == "ResourceError"  # incomplete files are not used
     assert whole.value == MRPC
 
 
-def test_what_a_killed_process_left_behind_is_not_used(client: Any, call: Any, tmp_path: Path) -> None:
+def test_leftovers_of_killed_process_are_ignored(client: Any, call: Any, tmp_path: Path) -> None:
     [first] = client(call("splits", "glue", "mrpc"))
     assert first.value == MRPC
     [info] = (tmp_path / "hf" / "datasets").rglob("dataset_info.json")

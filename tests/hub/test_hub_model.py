@@ -1,4 +1,4 @@
-"""`resolve_model` with the real `huggingface_hub` client against a Hub on loopback. Each `client` is a process of its own."""
+"""`resolve_model` with the real `huggingface_hub` client against a Hub on loopback. Each `client` is a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILES = ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt
 NOBODY = "http://127.0.0.1:9"
 
 
-def test_only_safe_files_are_fetched_once_and_work_without_the_hub(hub: Any, client: Any, call: Any) -> None:
+def test_safe_files_are_downloaded_once_and_work_offline(hub: Any, client: Any, call: Any) -> None:
     [cold] = client(call("files", "some/model"))
     assert cold.value == FILES
     assert not any(word in line for line in hub.downloads() for word in (".bin", ".py", "onnx"))
@@ -30,7 +30,7 @@ def test_only_safe_files_are_fetched_once_and_work_without_the_hub(hub: Any, cli
     assert offline.value == forbidden.value == unreachable.value == FILES
 
 
-def test_a_cut_connection_is_one_line_and_the_next_try_goes_on(hub: Any, client: Any, call: Any) -> None:
+def test_dropped_connection_raises_and_retry_resumes(hub: Any, client: Any, call: Any) -> None:
     hub.cut["model.safetensors"] = 50
     [broken] = client(call("files", "some/model"))
     assert broken.error == "ResourceError"
@@ -39,13 +39,13 @@ def test_a_cut_connection_is_one_line_and_the_next_try_goes_on(hub: Any, client:
     hub.cut.clear()
     hub.seen.clear()
     unused, whole = client(call("files", "some/model", allow_download=False), call("files", "some/model"))
-    assert unused.error == "ResourceError"  # nothing half-cached is used
+    assert unused.error == "ResourceError"  # incomplete files are not used
     assert "is not (completely) on this machine and downloads are not allowed" in unused.line
     assert whole.value == FILES
     assert len(hub.downloads()) == 1  # the other files were kept
 
 
-def test_wrong_names_pickles_and_revisions_are_one_line_within_five_seconds(client: Any, call: Any) -> None:
+def test_wrong_name_pickle_or_revision_fails_quickly(client: Any, call: Any) -> None:
     wrong, pickles, revision = client(
         call("files", "bert-base-uncasd"), call("files", "some/pickles"), call("files", "some/model", revision="v9")
     )
@@ -62,8 +62,8 @@ def test_wrong_names_pickles_and_revisions_are_one_line_within_five_seconds(clie
     assert max(a.seconds for a in (wrong, pickles, revision, down)) < patient(5)
 
 
-def test_a_hub_that_never_answers_is_given_up_within_five_seconds(client: Any, call: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection, then says nothing
+def test_silent_hub_times_out_within_five_seconds(client: Any, call: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts the connection but never responds
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         [answer] = client(call("files", "some/model"), HF_ENDPOINT=endpoint)
     assert answer.error == "ResourceError"

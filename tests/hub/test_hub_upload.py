@@ -1,4 +1,4 @@
-"""Uploads with the real client: what a Trainer pushes can be loaded from the Hub again."""
+"""Uploads with the real client: models pushed by a Trainer can be loaded from the Hub."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def push(hub: Any, folder: Path, **options: Any) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.slow
-def test_what_push_to_hub_uploads_can_be_loaded_again(hub: Any, tmp_path: Path) -> None:
+def test_push_to_hub_uploads_loadable_model(hub: Any, tmp_path: Path) -> None:
     done = push(hub, tmp_path, push_to_hub=True, hub_token="hf_secret", hub_strategy="checkpoint")
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -84,14 +84,14 @@ def test_what_push_to_hub_uploads_can_be_loaded_again(hub: Any, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_push_without_a_token_is_refused_by_the_hub_and_said(hub: Any, tmp_path: Path) -> None:
+def test_push_without_token_fails(hub: Any, tmp_path: Path) -> None:
     done = push(hub, tmp_path, hub_model_id="some/model")
     assert done.returncode != 0
     assert "401" in done.stderr
     assert hub.repos[("models", "some/model")].commits == []
 
 
-def test_the_push_command_uploads_the_model_folder_with_its_card(hub: Any, tmp_path: Path) -> None:
+def test_push_command_uploads_model_folder_and_card(hub: Any, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     use = 'pipeline("text-classification", "model")'

@@ -1,4 +1,4 @@
-"""Compiles every GPU kernel to machine code, on any machine: run as a process of its own by the tests."""
+"""Compile every GPU kernel to machine code, without a GPU; tests run this in a separate process."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
 
 
 def main(capability: int) -> None:
-    """Prints the name of each kernel and the bytes of its machine code."""
+    """Print the name of each kernel and the size of its machine code in bytes."""
     for kernel, types, constants in KERNELS:
         left = iter(types)
         signature = {name: "constexpr" if name in constants else next(left) for name in kernel.arg_names}

@@ -1,6 +1,6 @@
-"""The GPU kernels on a CPU, by triton's interpreter: run as a process of its own with TRITON_INTERPRET=1 by the tests.
+"""Run the GPU kernels on a CPU in triton's interpreter; tests run this in a separate process with TRITON_INTERPRET=1.
 
-Prints `name found limit` for each check; test_kernels.py compares.
+Prints `name found limit` for each check; test_kernels.py compares them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tunesmith.speedups.packing import Layout, enable_padding_free, pack
 
 
 def check_add_norm() -> None:
-    """Against LayerNorm(residual + h + bias) by autograd; in half precision against its formula with what was kept, rounded."""
+    """Compare with LayerNorm(residual + h + bias) and autograd; in half precision, with the formula on rounded values."""
     torch.manual_seed(0)
     rows, width = 37, 48
     h, residual = torch.randn(rows, width), torch.randn(rows, width, requires_grad=True)
@@ -69,7 +69,7 @@ def check_add_norm() -> None:
 
 
 def check_add_norm_function() -> None:
-    """As autograd runs it: a beta that changes is the one used."""
+    """Check through autograd that a changed beta is used."""
     torch.manual_seed(0)
     h, residual = torch.randn(5, 32, requires_grad=True), torch.randn(5, 32, requires_grad=True)
     bias, gamma, beta = (torch.nn.Parameter(torch.randn(32)) for _ in range(3))
@@ -83,7 +83,7 @@ def check_add_norm_function() -> None:
 
 
 def check_add_norm_dropout() -> None:
-    """Its gradient against small changes of h; what is dropped; the share kept and its evenness."""
+    """Check the gradient numerically, and the share and independence of dropped values."""
     torch.manual_seed(0)
     rows, width, drop = 64, 96, 0.3
     h, residual, direction, weight = (torch.randn(rows, width) for _ in range(4))
@@ -112,9 +112,7 @@ def check_add_norm_dropout() -> None:
         "rows": centred[:, 1:] * centred[:, :-1],
         "seeds": centred[1:] * centred[:-1],
     }.items():
-        say(
-            f"dropout of neighbouring {name} in standard errors", abs(float(product.mean())) * product.numel() ** 0.5, 4
-        )
+        say(f"dropout of neighboring {name} in standard errors", abs(float(product.mean())) * product.numel() ** 0.5, 4)
 
 
 def _kept(rows: int, width: int, drop: float, call: int) -> torch.Tensor:
@@ -127,7 +125,7 @@ def _kept(rows: int, width: int, drop: float, call: int) -> torch.Tensor:
 
 
 def check_gelu() -> None:
-    """Against torch's exact GELU."""
+    """Compare with torch's exact GELU."""
     torch.manual_seed(0)
     x, bias = torch.randn(37, 300, requires_grad=True), torch.randn(300, requires_grad=True)
     expected, given = functional.gelu(x + bias), torch.randn(37, 300)
@@ -139,10 +137,10 @@ def check_gelu() -> None:
 
 
 def check_attention(first_only: bool, many: int, window: int | None = None) -> None:
-    """Against softmax row by row; with dropout against small changes of q, k and v. Rows of one tile and of several."""
+    """Compare with softmax per text, of one or several tiles; with dropout, check the gradient numerically."""
     torch.manual_seed(0)
     attention_kernels._MANY = many
-    longest = 300 if window is None else 130  # five tiles: of rows up to 512 tokens
+    longest = 300 if window is None else 130  # five tiles: texts of up to 512 tokens
     lengths, heads, size, scale = (5, 64, 70, 1) if many else (64, 70, longest, 1), 2, 16, 0.25
     at = [0, *itertools.accumulate(lengths)]
     packed = torch.randn(at[-1], 3, heads, size)
@@ -179,7 +177,7 @@ def check_attention(first_only: bool, many: int, window: int | None = None) -> N
     directions = [torch.randn_like(gradient) for gradient in slopes]
 
     def loss(step: float) -> torch.Tensor:
-        """All three changed at once: a wrong gradient of one of them is not made up for by another."""
+        """Change q, k and v together."""
         moved = packed.clone()
         for number, direction in enumerate(directions):
             if not (first_only and number == 0):
@@ -208,7 +206,7 @@ def _softmax(
 
 
 def check_distances(kind: str) -> None:
-    """Attention by distances against plain torch, row by row; with dropout against small changes of all that it is given."""
+    """Compare attention by distance with plain torch, per text; with dropout, check the gradients numerically."""
     torch.manual_seed(0)
     lengths, longest, heads, size, scale = (5, 16, 1, 11), 16, 2, 8, 0.3
     at = [0, *itertools.accumulate(lengths)]
@@ -257,7 +255,7 @@ def check_distances(kind: str) -> None:
 
 
 def check_distances_in_layers(kind: str) -> None:
-    """Fused layers with the kernels against the padded model as transformers wrote it."""
+    """Compare fused layers that use the kernels with transformers' padded model."""
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
@@ -273,7 +271,7 @@ def check_distances_in_layers(kind: str) -> None:
 
 
 def check_adamw() -> None:
-    """20 steps against torch.optim.AdamW, one of them skipped; copies follow the weights."""
+    """Compare 20 steps, one of them skipped, with torch.optim.AdamW; half-precision copies must follow the weights."""
     torch.manual_seed(0)
     one = [torch.nn.Parameter(torch.randn(n)) for n in (9000, 7, 300)]
     other = [torch.nn.Parameter(p.detach().clone()) for p in one]
@@ -281,7 +279,7 @@ def check_adamw() -> None:
         torch.optim.AdamW([{"params": ps[:1], "weight_decay": 0.1}, {"params": ps[1:], "weight_decay": 0.0}], lr=1e-2)
         for ps in (one, other)
     )
-    ours.param_groups[0]["lr"] = torch.tensor(1e-2)  # the other is a number
+    ours.param_groups[0]["lr"] = torch.tensor(1e-2)  # the other group's is a float
     copy = torch.zeros(9000, dtype=torch.bfloat16)
     kernel = OneKernelAdamW(ours, {other[0]: copy})
     for step in range(20):

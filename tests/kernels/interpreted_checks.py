@@ -1,4 +1,4 @@
-"""What the interpreted checks of kernels share: their seeds, and how a line is printed."""
+"""Seeds and output of the interpreted kernel checks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ SEEDS = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(5))
 
 
 def say(name: str, found: float, limit: float) -> None:
-    """One line for the test that reads it."""
+    """Print a line for the test to read."""
     print(f"{name.replace(' ', '_')} {found:.6g} {limit:.6g}", flush=True)
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Largest difference."""
+    """Return the largest difference."""
     return float((one.detach().float() - other.detach().float()).abs().max())

@@ -1,4 +1,4 @@
-"""The kernels of ModernBERT's layers by triton's interpreter, as interpreted.py does for the others; run with it."""
+"""Run the kernels of ModernBERT's layers in triton's interpreter; called by interpreted.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tunesmith.speedups.packing import enable_padding_free, pack
 
 
 def check_sum_norm(with_beta: bool, last: bool) -> None:
-    """As autograd runs it, against LayerNorm(residual + h); in half precision the sum is exact and its norm rounded."""
+    """Compare with LayerNorm(residual + h) and autograd; in half precision, the sum is exact and its norm is rounded."""
     torch.manual_seed(0)
     rows, width = 37, 48
     residual = torch.randn(rows, width, requires_grad=True)
@@ -49,14 +49,14 @@ def check_sum_norm(with_beta: bool, last: bool) -> None:
 
 
 def slope_of(loss: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, gradient: torch.Tensor) -> float:
-    """How far a gradient is from what small changes of x show, as a share."""
+    """Return the relative difference between a gradient and its numerical estimate."""
     direction = torch.randn_like(x)
     slope = float((loss(x + 1e-2 * direction) - loss(x - 1e-2 * direction)) / 2e-2)
     return abs(slope - float((gradient * direction).sum())) / abs(slope)
 
 
 def check_sum_norm_dropout() -> None:
-    """Its gradient against small changes of h; the residual is never dropped; a share of h is."""
+    """Check the gradient numerically; part of h is dropped, the residual never is."""
     torch.manual_seed(0)
     h, residual, one, other = (torch.randn(64, 96) for _ in range(4))
     gamma, options = torch.randn(96), {"drop": 0.3, "seeds": SEEDS, "call": 2}
@@ -80,7 +80,7 @@ def check_sum_norm_dropout() -> None:
 
 
 def check_geglu() -> None:
-    """As autograd runs it, against torch's exact GELU times the gate and a product; dropout against small changes."""
+    """Compare with torch's exact GELU, gate and matmul, through autograd; check dropout's gradient numerically."""
     torch.manual_seed(0)
     x, weight = torch.randn(37, 600, requires_grad=True), torch.randn(20, 300, requires_grad=True)
     value, gate = x.chunk(2, dim=-1)
@@ -105,7 +105,7 @@ def check_geglu() -> None:
 
 
 def check_rotation() -> None:
-    """Against transformers' own function, values and gradients; values of attention stay as they are."""
+    """Compare outputs and gradients with transformers' function; attention values must not change."""
     from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def check_rotation() -> None:
 
 
 def by_kernels() -> dict[str, Callable[..., Any]]:
-    """What a GPU runs, in place of what fused.py calls where there is none."""
+    """Replace the CPU functions of fused.py with the kernels that a GPU runs."""
 
     def sum_norm(h: Any, residual: Any, norm: Any, *, drop: float, seeds: Any, call: int, last: bool) -> Any:
         given = (h, residual, norm.weight, norm.bias, norm.eps, drop, seeds, call, residual.dtype if last else h.dtype)
@@ -149,7 +149,7 @@ def by_kernels() -> dict[str, Callable[..., Any]]:
 
 
 def check_layers() -> None:
-    """A packed model of two layers by its kernels, against the model as transformers wrote it, padded."""
+    """Compare two packed layers that use the kernels with transformers' padded model."""
     model = make_model("modernbert-mean")
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind="modernbert-mean"), labels)
@@ -164,7 +164,7 @@ def check_layers() -> None:
 
 
 def check_all() -> None:
-    """Every check of this file."""
+    """Run all checks of this file."""
     for with_beta, last in ((False, False), (True, False), (False, True)):
         check_sum_norm(with_beta, last)
     check_sum_norm_dropout()

@@ -1,4 +1,4 @@
-"""The GPU kernels where there is no GPU: interpreted, they give torch's values; they compile to machine code."""
+"""GPU kernels without a GPU: they match torch in triton's interpreter and compile to machine code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 def run(script: str, *words: str, cache: Path, **environment: str) -> list[list[str]]:
-    """The words of each line that a script prints."""
+    """Run a script and return the words of each line of its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / script), *words],
         env={**os.environ, "TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1", **environment},
@@ -28,7 +28,7 @@ def run(script: str, *words: str, cache: Path, **environment: str) -> list[list[
     return [line.split() for line in done.stdout.splitlines()]
 
 
-def test_interpreted_kernels_give_the_values_and_gradients_of_torch(tmp_path: Path) -> None:
+def test_interpreted_kernels_match_torch(tmp_path: Path) -> None:
     lines = run("interpreted.py", cache=tmp_path, TRITON_INTERPRET="1")
     assert len(lines) == 125
     wrong = [line for line in lines if not float(line[1]) <= float(line[2])]

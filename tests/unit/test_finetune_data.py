@@ -45,8 +45,7 @@ def test_texts_and_labels_apart_train_a_model_that_predicts_evaluates_and_report
 ) -> None:
     result = finetune(np.array(TEXTS), pd.Series(LABELS), output_dir=tmp_path / "run", **options)
     shown = capsys.readouterr().err
-    assert "Training: 36 rows" in shown
-    assert "step 2/2" in shown
+    assert "Training: 2 steps, 0.4 epochs of 36 rows." in shown
     assert result.labels == ("bad", "good")
     assert set(result.predict(TEXTS[:3])) <= {"bad", "good"}
     assert result.predict_proba(FRAME).shape == (40, 2)

@@ -50,9 +50,9 @@ def test_a_table_with_string_labels_trains_and_predicts_with_two_commands(
     assert "tunesmith predict runs/comments-tiny --input new.csv" in out
     assert "Warning" not in err
     write_csv(home / "new.csv", [{"comment": "the film was good"}, {"comment": "it was a dull day"}])
-    words = ("predict", "runs/comments-tiny", "--input", "new.csv", "--output", "labelled.csv")
+    words = ("predict", "runs/comments-tiny", "--input", "new.csv", "--output", "labeled.csv")
     assert tunesmith(home, capsys, *words)[0] == 0
-    found = read_predictions(home / "labelled.csv")
+    found = read_predictions(home / "labeled.csv")
     assert found["comment"] == ["the film was good", "it was a dull day"]
     assert set(found["prediction"]) <= {"good", "bad"}
 

@@ -11,7 +11,7 @@ from tunesmith.metrics.abstain import HeldOut, choose_thresholds, coverage_curve
 
 
 def draw(rng: np.random.Generator, count: int, *, sharpness: float = 1.5) -> tuple[np.ndarray, np.ndarray, HeldOut]:
-    """Binary examples whose true error rate falls with the confidence, but is higher than the confidence says."""
+    """Return binary examples of an overconfident model, whose error rate falls with its confidence."""
     logit = rng.normal(0, 3, count)
     positive = 1 / (1 + np.exp(-sharpness * logit))
     table = np.stack([1 - positive, positive], axis=1)

@@ -1,4 +1,4 @@
-"""The estimated share of wrong labels is right for planted errors and does not call hard tasks noisy."""
+"""Label noise estimates are accurate for planted errors and low for hard tasks with correct labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tunesmith.metrics.label_noise import LabelNoise, estimate_label_noise
 
 
 def sample(rows: int, classes: int, skill: float, wrong: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of a model that is `skill` good, and labels of which this share is replaced by others."""
+    """Return scores of a model with this skill, and labels of which this share is wrong."""
     draw = np.random.default_rng(seed)
     scores = skill * draw.normal(size=(rows, classes))
     p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)

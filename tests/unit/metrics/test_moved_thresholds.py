@@ -1,4 +1,4 @@
-"""Thresholds are moved where that is better on rows they were not fitted to, and their error is told."""
+"""Thresholds are moved only if that improves examples they were not fitted on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tunesmith.metrics.table import make_suite
 
 
 def rare(count: int, seed: int, shift: float = 1.5) -> tuple[np.ndarray, np.ndarray]:
-    """A rare label 1 whose probabilities are right but seldom above one half."""
+    """Return a rare class 1 with calibrated probabilities that rarely exceed 0.5."""
     rng = np.random.default_rng(seed)
     gold = (rng.random(count) < 0.08).astype(np.int64)
     logit = rng.normal(size=count) + shift * gold - 2.5
@@ -19,7 +19,7 @@ def rare(count: int, seed: int, shift: float = 1.5) -> tuple[np.ndarray, np.ndar
     return np.c_[1 - positive, positive], gold
 
 
-def test_a_threshold_moves_where_a_label_is_rare_and_gains_on_other_rows() -> None:
+def test_rare_class_threshold_moves_and_improves_new_examples() -> None:
     found = fit_thresholds(*rare(2000, 0), Task.BINARY)
     assert found is not None
     assert found.thresholds is not None
@@ -36,7 +36,7 @@ def test_a_threshold_moves_where_a_label_is_rare_and_gains_on_other_rows() -> No
     assert found.line().startswith("Thresholds moved to ")
 
 
-def test_noise_moves_nothing() -> None:
+def test_thresholds_stay_if_gain_is_noise() -> None:
     rng = np.random.default_rng(0)
     kept = 0
     for seed in range(20):
@@ -48,13 +48,13 @@ def test_noise_moves_nothing() -> None:
     assert kept <= 1
 
 
-def test_labels_that_are_too_few_and_numbers_have_none() -> None:
+def test_few_examples_or_regression_have_no_thresholds() -> None:
     probabilities, gold = rare(60, 0)
     assert fit_thresholds(probabilities, gold, Task.BINARY) is None
     assert fit_thresholds(np.zeros((50, 1)), np.zeros(50), Task.REGRESSION) is None
 
 
-def test_many_classes_and_many_labels() -> None:
+def test_thresholds_move_for_multiclass_and_multilabel() -> None:
     rng = np.random.default_rng(0)
     gold = rng.choice(3, p=[0.85, 0.1, 0.05], size=3000)
     logits = rng.normal(size=(3000, 3)) + 1.2 * np.eye(3)[gold] + np.log([0.85, 0.1, 0.05])
@@ -71,7 +71,7 @@ def test_many_classes_and_many_labels() -> None:
     assert several.thresholds[0] < 0.4
 
 
-def test_a_label_map_keeps_its_thresholds_and_decides_by_them() -> None:
+def test_label_map_saves_and_applies_thresholds() -> None:
     labels = LabelMap(("no", "yes"), Task.BINARY, (0.8, 0.2))
     assert LabelMap.from_json(labels.to_json()) == labels
     assert "thresholds" not in LabelMap(("no", "yes"), Task.BINARY).to_json()

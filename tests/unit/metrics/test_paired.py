@@ -1,4 +1,4 @@
-"""Two predictors on the same rows."""
+"""Comparison of two predictors on the same examples."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def predictors(rng, n, error_a, error_b):
     return y, np.where(rng.random(n) < error_a, 1 - y, y), np.where(rng.random(n) < error_b, 1 - y, y)
 
 
-def test_mcnemar_is_the_exact_binomial_test():
-    # 1 lost of 6 discordant rows: 2 * P(X <= 1) = 2 * 7/64
+def test_mcnemar_equals_exact_binomial_test():
+    # 1 of 6 discordant examples lost: 2 * P(X <= 1) = 2 * 7/64
     low, high, p = mcnemar(5, 1, 408)
     assert p == pytest.approx(14 / 64)
     assert p == pytest.approx(2 * binom.cdf(1, 6, 0.5))
@@ -27,7 +27,7 @@ def test_mcnemar_is_the_exact_binomial_test():
         mcnemar(8, 8, 10)
 
 
-def test_the_same_predictions_show_no_evidence_of_a_difference():
+def test_equal_predictions_show_no_difference():
     y, a, _ = predictors(np.random.default_rng(0), 100, 0.2, 0.2)
     for metric in ("accuracy", "f1", "matthews_correlation", "f1_macro"):
         result = compare_predictions(a, a, y, task=Task.BINARY, metric=metric)
@@ -36,7 +36,7 @@ def test_the_same_predictions_show_no_evidence_of_a_difference():
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "f1_macro", "mcc", "balanced_accuracy"])
-def test_a_much_better_predictor_is_found_and_the_sign_is_b_minus_a(metric):
+def test_better_predictor_is_found_with_sign_b_minus_a(metric):
     y, a, b = predictors(np.random.default_rng(1), 600, 0.30, 0.08)
     result = compare_predictions(a, b, y, task=Task.BINARY, metric=metric)
     assert result.p_value < 0.001
@@ -45,7 +45,7 @@ def test_a_much_better_predictor_is_found_and_the_sign_is_b_minus_a(metric):
     assert turned.difference == pytest.approx(-result.difference)
 
 
-def test_scores_regressions_and_multilabel_are_compared_row_by_row():
+def test_scores_of_every_task_are_compared_by_example():
     rng = np.random.default_rng(2)
     y = rng.random(200)
     result = compare_predictions(
@@ -66,7 +66,7 @@ def test_scores_regressions_and_multilabel_are_compared_row_by_row():
     assert result.difference == 1.0
 
 
-def test_undefined_metrics_and_no_rows_are_not_a_verdict():
+def test_undefined_metrics_and_no_rows_have_no_verdict():
     result = compare_predictions([1, 1], [1, 0], [1, 1], task=Task.BINARY, metric="mcc")
     assert (result.difference, result.p_value, result.method) == (None, None, "none")
     assert compare_predictions([], [], [], task=Task.BINARY).n == 0
@@ -74,25 +74,25 @@ def test_undefined_metrics_and_no_rows_are_not_a_verdict():
         compare_predictions([1], [1], [1], task=Task.BINARY, metric="nonsense")
 
 
-def test_unlabelled_rows_do_not_count():
+def test_unlabeled_examples_are_ignored_in_comparison():
     result = compare_predictions([1, 0, 1], [1, 1, 1], [1, -1, 0], task=Task.BINARY)
     assert (result.n, result.difference) == (2, 0.0)
 
 
 @pytest.mark.parametrize(("metric", "runs"), [("accuracy", 1000), ("f1_macro", 600)])
-def test_equally_good_predictors_are_called_different_at_most_5_percent_of_the_time(metric, runs):
+def test_false_positive_rate_is_at_most_5_percent(metric, runs):
     rng = np.random.default_rng(11)
     claimed = 0
     for i in range(runs):
         y, a, b = predictors(rng, 200, 0.14, 0.14)
         claimed += compare_predictions(a, b, y, task=Task.BINARY, metric=metric, seed=i, resamples=199).p_value <= 0.05
-    # 0.05 and three standard errors; bench/interval_coverage.py prints the rates themselves.
+    # 0.05 plus three standard errors; bench/interval_coverage.py prints the rates.
     assert claimed / runs <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)
 
 
 @pytest.mark.parametrize("metric", ["f1", "f1_macro", "mcc", "balanced_accuracy", "accuracy"])
-def test_test_and_interval_agree_about_zero_in_both_directions(metric):
-    """Cases near the threshold, where the two are most likely to disagree."""
+def test_p_value_and_interval_agree_about_zero(metric):
+    """Cases near the threshold are most likely to disagree."""
     significant = 0
     for seed in range(120):
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Rows of an evaluation go into one line of text and come back; the best constant is the best there is."""
+"""Evaluation examples survive encoding as one line of text; the constant baseline is optimal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_labels(task: Task, rows: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("task", list(Task))
-def test_rows_come_back_as_they_were(task: Task) -> None:
+def test_evidence_survives_encoding(task: Task) -> None:
     labels = make_labels(task, 333)
     logits = np.random.default_rng(1).normal(size=(333, WIDTH[task])).astype(np.float32)
     rows = keep_rows(BestConstant.of(task, labels, WIDTH[task]), logits, labels)
@@ -48,7 +48,7 @@ def test_rows_come_back_as_they_were(task: Task) -> None:
 
 
 @pytest.mark.parametrize("task", list(Task))
-def test_no_other_constant_costs_less_on_the_labels_it_was_made_from(task: Task) -> None:
+def test_best_constant_has_the_lowest_loss(task: Task) -> None:
     labels = make_labels(task, 500)
     best = BestConstant.of(task, labels, WIDTH[task])
     cost = row_losses(task, best.logits(500), labels).mean()
@@ -57,7 +57,7 @@ def test_no_other_constant_costs_less_on_the_labels_it_was_made_from(task: Task)
         assert row_losses(task, logits, labels).mean() > cost - 1e-4
 
 
-def test_the_constant_is_described_with_its_errors() -> None:
+def test_constant_baseline_reports_metrics_and_errors() -> None:
     labels = np.array([0] * 60 + [1] * 40)
     found = describe_constant(BestConstant.of(Task.BINARY, labels, 2), labels, make_suite(Task.BINARY))
     assert found["metrics"]["accuracy"] == 0.6
@@ -65,7 +65,7 @@ def test_the_constant_is_described_with_its_errors() -> None:
     assert found["metrics"]["loss"] == pytest.approx(0.673, abs=0.001)
 
 
-def test_large_splits_are_thinned_to_the_same_rows_every_time_and_unlabelled_ones_left_out() -> None:
+def test_large_splits_keep_same_labeled_subset() -> None:
     labels = make_labels(Task.MULTICLASS, 50_000)
     labels[::3] = -1
     constant = BestConstant.of(Task.MULTICLASS, labels, 7)
@@ -82,12 +82,12 @@ def test_large_splits_are_thinned_to_the_same_rows_every_time_and_unlabelled_one
 
 
 @pytest.mark.parametrize("text", ["", "no rows", "c$@(M4E0000", encode_rows.__doc__ or ""])
-def test_another_text_is_refused(text: str) -> None:
+def test_malformed_evidence_raises_data_error(text: str) -> None:
     with pytest.raises(DataError):
         decode_rows(text)
 
 
-def test_the_task_of_a_trainers_arrays_is_known_by_their_shapes() -> None:
+def test_task_is_inferred_from_array_shapes() -> None:
     ids, values = np.array([0, 1, 1]), np.array([0.5, 1.5, 2.0])
     assert infer_task(np.zeros((3, 2)), ids) is Task.BINARY
     assert infer_task(np.zeros((3, 4)), ids) is Task.MULTICLASS

@@ -1,4 +1,4 @@
-"""The suite against scikit-learn, scipy and numbers worked out by hand."""
+"""Metrics match scikit-learn, scipy and values computed by hand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_single_label_metrics_equal_scikit_learn(k, seed):
     assert got == pytest.approx(want, abs=1e-12)
 
 
-def test_classes_missing_on_one_side_are_counted_as_scikit_learn_counts_them():
+def test_classes_missing_on_one_side_count_as_in_sklearn():
     y, p = np.array([0, 0, 1, 1, 1]), np.array([0, 2, 1, 1, 0])
     got = make_suite(Task.MULTICLASS, names=["f1_macro", "precision_macro", "recall_macro"]).compute(p, y)
     assert got["f1_macro"] == pytest.approx(sk.f1_score(y, p, average="macro"))
@@ -88,19 +88,19 @@ def test_multilabel_metrics_equal_scikit_learn():
     assert as_decisions["auroc"] is None
 
 
-def test_mcc_of_a_constant_prediction_is_zero_and_of_one_true_class_undefined():
+def test_mcc_is_zero_or_undefined_with_one_class():
     suite = make_suite(Task.BINARY, glue_task="cola")
     assert suite.compute([1, 1, 1], [1, 0, 1]) == {"matthews_correlation": 0.0}
     assert suite.compute([1, 0, 1], [1, 1, 1]) == {"matthews_correlation": None}
 
 
-def test_auroc_tells_logits_apart_that_softmax_rounds_to_one():
+def test_auroc_distinguishes_logits_beyond_softmax_precision():
     logits = np.array([[0.0, 40.0], [0.0, 50.0], [0.0, 45.0], [0.0, 60.0]])
     assert make_suite(Task.BINARY, names=["auroc"]).compute(logits, [0, 1, 0, 1]) == {"auroc": 1.0}
 
 
 @pytest.mark.parametrize("task", list(Task))
-def test_no_row_at_all_gives_none_everywhere(task):
+def test_metrics_of_no_examples_are_none(task):
     suite = make_suite(task, names=metric_names(task))
     assert set(suite.compute([], []).values()) == {None}
     assert set(suite.compute().values()) == {None}
@@ -110,7 +110,7 @@ def test_no_row_at_all_gives_none_everywhere(task):
 
 @pytest.mark.parametrize("task", [Task.BINARY, Task.MULTICLASS])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_one_class_only_never_crashes_and_hides_what_is_undefined(task, n):
+def test_single_class_leaves_undefined_metrics_none(task, n):
     suite = make_suite(task, names=metric_names(task))
     scores = suite.compute_with_intervals(np.tile([2.0, -1.0], (n, 1)), np.zeros(n, int))
     assert scores["auroc"].value is None
@@ -121,7 +121,7 @@ def test_one_class_only_never_crashes_and_hides_what_is_undefined(task, n):
         assert score.value is None or (math.isfinite(score.value) and score.n == n)
 
 
-def test_unlabelled_rows_are_left_out():
+def test_unlabeled_examples_are_excluded():
     suite = make_suite(Task.BINARY, names=["accuracy"])
     scores = suite.compute_with_intervals([1, 0, 1, 1], [1, -1, 0, -100])
     assert (scores["accuracy"].value, scores["accuracy"].n) == (0.5, 2)
@@ -132,7 +132,7 @@ def test_unlabelled_rows_are_left_out():
 
 
 @pytest.mark.parametrize("task", list(Task))
-def test_a_nan_prediction_makes_every_metric_undefined_and_says_so(task, caplog):
+def test_nan_prediction_makes_metrics_none_with_warning(task, caplog):
     y = [0, 1, 1] if task is not Task.MULTILABEL else [[0, 1], [1, 0], [1, 1]]
     p = [0.1, np.nan, 2.0] if task is Task.REGRESSION else [[0.1, 0.2], [np.nan, 1.0], [0.3, 2.0]]
     assert set(make_suite(task).compute(p, y).values()) == {None}
@@ -154,12 +154,12 @@ def test_a_nan_prediction_makes_every_metric_undefined_and_says_so(task, caplog)
         (Task.REGRESSION, [[1.0, 2.0]], [1.0], "one value per example"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(task, predictions, references, words):
+def test_mismatched_predictions_raise_data_error(task, predictions, references, words):
     with pytest.raises(DataError, match=words):
         make_suite(task).compute(predictions, references)
 
 
-def test_an_unknown_metric_gets_the_nearest_name_and_the_list():
+def test_unknown_metric_error_suggests_nearest_name():
     with pytest.raises(ConfigError, match=r"Did you mean 'accuracy'.*balanced_accuracy"):
         make_suite(Task.BINARY, names=["acuracy"])
     with pytest.raises(ConfigError, match=r"not defined for a multiclass task.*f1_macro"):
@@ -170,21 +170,21 @@ def test_an_unknown_metric_gets_the_nearest_name_and_the_list():
         make_suite(Task.BINARY, glue_task="stsb")
 
 
-def test_aliases_and_prefixes_are_reported_under_one_name():
+def test_aliases_and_prefixes_map_to_one_name():
     suite = make_suite(Task.BINARY, names=["mcc", "eval_f1", "macro_f1", "matthews_correlation"])
     assert suite.names == ("matthews_correlation", "f1", "f1_macro")
     assert suite.metric_for_best_model == "matthews_correlation"
 
 
 @pytest.mark.parametrize("name", list(GLUE))
-def test_every_glue_task_reports_the_keys_of_evaluate(name):
+def test_glue_tasks_report_keys_of_evaluate_library(name):
     want = {"cola": ("matthews_correlation",), "stsb": ("pearson", "spearmanr")}
     want |= dict.fromkeys(("mrpc", "qqp"), ("accuracy", "f1"))
     assert load("glue", name).names == want.get(name, ("accuracy",))
 
 
 @pytest.mark.parametrize("task", list(Task))
-def test_batches_give_what_one_call_gives_and_are_forgotten_afterwards(task):
+def test_batches_equal_one_call_and_are_then_cleared(task):
     rng = np.random.default_rng(5)
     y = {Task.REGRESSION: rng.random(37), Task.MULTILABEL: rng.integers(0, 2, (37, 3))}.get(task)
     y = rng.integers(0, 2 if task is Task.BINARY else 3, 37) if y is None else y
@@ -198,18 +198,18 @@ def test_batches_give_what_one_call_gives_and_are_forgotten_afterwards(task):
     assert suite.compute(predictions=p[-2:], references=y[-2:]) == once
 
 
-def test_one_side_alone_is_refused():
+def test_predictions_without_references_raise():
     with pytest.raises(ConfigError, match="go together"):
         make_suite(Task.BINARY).compute(predictions=[1])
 
 
-def test_the_suite_imports_neither_torch_nor_scipy():
+def test_suite_imports_neither_torch_nor_scipy():
     code = "import sys, tunesmith.metrics.table; print(sorted({'torch', 'scipy', 'sklearn', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_the_direction_comes_from_the_table_and_for_other_names_from_their_ending() -> None:
+def test_direction_comes_from_table_or_name_ending() -> None:
     lower = {m.name for m in METRICS if not greater_is_better(m.name)}
     assert lower == {"log_loss", "mse", "mae"}
     assert not any(map(greater_is_better, ("loss", "my_loss", "rmse", "token_error", "brier", "dev_mse")))

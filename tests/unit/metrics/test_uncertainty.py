@@ -1,4 +1,4 @@
-"""Intervals: known values, bounds, coverage in small, cost."""
+"""Intervals: known values, bounds and coverage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_wilson_equals_scipy():
         assert [float(v) for v in wilson_limits(hits / n, n)] == pytest.approx([want.low, want.high], abs=1e-12)
 
 
-def test_a_score_reads_as_value_interval_and_n():
+def test_score_text_has_value_interval_and_n():
     score = make_suite(Task.BINARY, glue_task="mrpc").compute_with_intervals([1] * 351 + [0] * 57, [1] * 408)[
         "accuracy"
     ]
@@ -36,8 +36,8 @@ def test_a_score_reads_as_value_interval_and_n():
     assert Score(None, None, None, 0, "none").text() == "undefined n=0"
 
 
-def test_the_f1_interval_is_the_binomial_one_of_tp_among_tp_fp_fn():
-    # TP 3, FP 1, FN 2: Wilson for 3 of 6, carried over by 2J/(1+J)
+def test_f1_interval_is_transformed_wilson_interval():
+    # TP 3, FP 1, FN 2: Wilson interval for 3 of 6, transformed by 2J/(1+J)
     rows = Rows(np.array([1] * 5 + [0] * 5), np.array([1, 1, 1, 0, 0, 1, 0, 0, 0, 0]), None)
     low, high = (float(v) for v in wilson_limits(0.5, 6))
     score = metric_of("f1", Task.BINARY).score(rows)
@@ -45,7 +45,7 @@ def test_the_f1_interval_is_the_binomial_one_of_tp_among_tp_fp_fn():
 
 
 @pytest.mark.parametrize("task", list(Task))
-def test_a_perfect_score_on_ten_rows_is_not_claimed_to_be_certain(task):
+def test_perfect_score_on_ten_examples_has_wide_interval(task):
     rng = np.random.default_rng(0)
     y = np.array([0, 1, 1, 0, 1, 0, 1, 1, 0, 1])
     if task is Task.REGRESSION:
@@ -68,7 +68,7 @@ def test_a_perfect_score_on_ten_rows_is_not_claimed_to_be_certain(task):
 
 @pytest.mark.parametrize("design", [(matthews_design, matthews_correlation), (weighted_f1_design, f1_weighted)])
 @pytest.mark.parametrize("k", [2, 4])
-def test_the_closed_form_variances_equal_numeric_derivatives(design, k):
+def test_closed_form_variances_equal_numeric_derivatives(design, k):
     formula, metric = design
     counts = np.random.default_rng(k).integers(0, 40, (k, k)) + 30 * np.eye(k, dtype=int)
     cells = smooth_counts(counts)
@@ -80,7 +80,7 @@ def test_the_closed_form_variances_equal_numeric_derivatives(design, k):
     assert variance == pytest.approx(float((cells.ravel() * influence**2).sum() / n**2), rel=1e-4)
 
 
-def test_the_auroc_influence_gives_delongs_variance():
+def test_auroc_variance_equals_delong():
     rng = np.random.default_rng(1)
     y = rng.random(120) < 0.4
     s = np.round(rng.normal(size=120) + y, 1)
@@ -93,7 +93,7 @@ def test_the_auroc_influence_gives_delongs_variance():
 
 @pytest.mark.parametrize("name", ["accuracy", "f1", "f1_macro", "matthews_correlation"])
 def test_95_percent_intervals_cover_94_to_96_percent(name):
-    # 6,000 seeded data sets of 408 rows: three standard errors of the coverage are 0.8 points.
+    # 6,000 seeded datasets of 408 examples: three standard errors of the coverage are 0.8 points.
     truth = np.array([[0.25, 0.07], [0.068, 0.612]])
     draws = np.random.default_rng(7).multinomial(408, truth.ravel(), size=6000)
     metric = metric_of(name, Task.BINARY)
@@ -109,7 +109,7 @@ def test_95_percent_intervals_cover_94_to_96_percent(name):
 
 
 @pytest.mark.parametrize("name", ["pearson", "spearmanr"])
-def test_correlation_intervals_cover_on_skewed_scores_too(name):
+def test_correlation_intervals_cover_on_skewed_scores(name):
     rng = np.random.default_rng(8)
     big = rng.standard_exponential(1_000_000)
     noise = rng.normal(size=1_000_000) * 0.7
@@ -123,7 +123,7 @@ def test_correlation_intervals_cover_on_skewed_scores_too(name):
     assert 0.93 <= covered / 800 <= 0.97
 
 
-def test_the_value_lies_in_its_interval_on_any_table():
+def test_value_is_inside_its_interval():
     rng = np.random.default_rng(9)
     for _ in range(150):
         k = int(rng.integers(2, 5))

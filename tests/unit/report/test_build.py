@@ -45,8 +45,8 @@ def test_the_test_split_is_explained_rather_than_the_validation_split() -> None:
     found = predictions(split=["test", "test", "validation", "validation", "validation"])
     assert found.split == "test"
     assert found.row.tolist() == [0, 1]
-    unlabelled = predictions(split=["validation"] * 4 + ["test"])
-    assert unlabelled.split == "validation"
+    unlabeled = predictions(split=["validation"] * 4 + ["test"])
+    assert unlabeled.split == "validation"
 
 
 def test_the_confusion_matrix_counts_true_by_predicted() -> None:

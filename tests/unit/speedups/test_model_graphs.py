@@ -1,4 +1,4 @@
-"""CUDA graphs of encoders, with a stand-in for the GPU: a capture keeps its results, and a replay computes into them again."""
+"""CUDA graphs of encoders, with a CPU stand-in: a replay recomputes the captured results in the same memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = {
 
 
 class StandIn:
-    """Does on a CPU what CUDA graphs do: fixed memory, read and written by every replay."""
+    """CPU stand-in for CUDA graphs: every replay reads and writes fixed memory."""
 
     device_type = "cpu"
 
@@ -38,7 +38,7 @@ class StandIn:
         self.factor = 1.0
 
     def new_pool(self) -> list[Any]:
-        """Memory contains the forward pass that wrote to it last."""
+        """Return a pool, whose memory contains the last forward pass that used it."""
         return []
 
     def warm_up(self, work: Any) -> None:
@@ -46,10 +46,10 @@ class StandIn:
         work()
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def recover(self, device: Any) -> None:
-        """Nothing to recover from."""
+        """Do nothing."""
 
     def record(self, work: Any, pool: list[Any]) -> Any:
         call, is_forward = work.__self__, "forward" in work.__name__
@@ -87,7 +87,7 @@ def make_model(kind: str = "bert", **options: Any) -> Any:
 
 
 def make_batch(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Rows of these lengths, padded to the longest."""
+    """Return examples of these lengths, padded to the longest."""
     generator = torch.Generator().manual_seed(seed)
     width = max(lengths)
     mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
@@ -108,7 +108,7 @@ def assert_equal_gradients(ours: nn.Module, plain: nn.Module) -> None:
 
 
 def pair(model: nn.Module) -> tuple[nn.Module, nn.Module, ModelGraphs]:
-    """The model with graphs, a plain copy, and the graphs."""
+    """Return the model with graphs, a plain copy, and the graphs."""
     plain = copy.deepcopy(model)
     return model, plain, ModelGraphs(model, capture=StandIn())
 
@@ -116,7 +116,7 @@ def pair(model: nn.Module) -> tuple[nn.Module, nn.Module, ModelGraphs]:
 @pytest.mark.parametrize(
     "kind", ["bert", "roberta", "distilbert", "albert", "electra", "mpnet", "deberta-v2", "modernbert", "ernie"]
 )
-def test_replayed_encoder_has_the_gradients_of_the_plain_one(kind: str) -> None:
+def test_replayed_encoder_gradients_match_plain_encoder(kind: str) -> None:
     model, plain, graphs = pair(make_model(kind))
     with graphs.active():
         for batch in (make_batch(5, 9, 3), make_batch(20, 2, 17), make_batch(9, 9, 9, seed=1)):
@@ -129,7 +129,7 @@ def test_replayed_encoder_has_the_gradients_of_the_plain_one(kind: str) -> None:
     assert "forward" not in vars(encoders_of(model)[0])
 
 
-def test_gradients_add_up_and_stay_unchanged_by_later_replays() -> None:
+def test_gradients_accumulate_and_survive_later_replays() -> None:
     model, plain, graphs = pair(make_model())
     with graphs.active():
         kept: dict[str, Any] = {}
@@ -145,8 +145,8 @@ def test_gradients_add_up_and_stay_unchanged_by_later_replays() -> None:
     assert all(torch.equal(kept[n], g) for n, g in values.items() if g is not None)
 
 
-def test_outputs_that_depend_on_padding_are_captured_without_further_padding() -> None:
-    """DeBERTa's outputs for padding depend on the width; a model that isn't a classifier of transformers may read them."""
+def test_padding_dependent_outputs_get_no_extra_padding() -> None:
+    """DeBERTa's outputs at padding depend on the width, and custom models may read them."""
     encoder = make_model("deberta-v2").deberta
     model, plain, graphs = pair(nn.ModuleDict({"encoder": encoder}))
     with graphs.active():
@@ -162,7 +162,7 @@ def test_outputs_that_depend_on_padding_are_captured_without_further_padding() -
 
 
 class Siamese(nn.Module):
-    """Two calls of one encoder before the backward pass; the pooler has no part in the loss."""
+    """Two calls of one encoder before the backward pass; the pooler doesn't affect the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def test_two_calls_before_backward_use_different_memory() -> None:
     assert graphs.captures == 2
 
 
-def test_r_drop_draws_two_masks_and_a_dropped_loss_frees_its_memory() -> None:
+def test_r_drop_draws_two_masks_and_unused_loss_is_freed() -> None:
     model = make_model(hidden_dropout_prob=0.2)
     graphs, batch = ModelGraphs(model, capture=StandIn()), make_batch(5, 9)
     with graphs.active():
@@ -247,7 +247,7 @@ def test_gradients_of_input_embeddings_reach_the_caller() -> None:
     torch.testing.assert_close(*found)
 
 
-def test_frozen_layers_get_no_gradient_and_unfreezing_captures_again() -> None:
+def test_frozen_layers_get_no_gradient_until_unfrozen() -> None:
     model = make_model()
     model.bert.embeddings.requires_grad_(False)
     model, plain, graphs = pair(model)
@@ -262,7 +262,7 @@ def test_frozen_layers_get_no_gradient_and_unfreezing_captures_again() -> None:
 
 
 @pytest.mark.parametrize("restore", ["data =", "copy_"])
-def test_weights_replaced_through_data_are_the_weights_of_the_next_call(restore: str) -> None:
+def test_weights_set_through_data_are_used_in_next_call(restore: str) -> None:
     model, plain, graphs = pair(make_model())
     with graphs.active():
         for seed in range(3):
@@ -282,7 +282,7 @@ def test_weights_replaced_through_data_are_the_weights_of_the_next_call(restore:
     assert graphs.captures == 1
 
 
-def test_dropout_is_drawn_anew_and_does_not_depend_on_captures() -> None:
+def test_dropout_differs_per_step_and_ignores_captures() -> None:
     def losses(graphs: ModelGraphs, model: Any) -> list[float]:
         torch.manual_seed(3)
         with graphs.active():
@@ -331,7 +331,7 @@ def test_too_many_shapes_switch_graphs_off(monkeypatch: pytest.MonkeyPatch) -> N
         ({"factor": 1.01}, "is not the plain one"),
     ],
 )
-def test_failure_or_difference_leaves_the_plain_model(change: dict[str, Any], reason: str) -> None:
+def test_failed_or_different_capture_leaves_plain_model(change: dict[str, Any], reason: str) -> None:
     model, plain, graphs = pair(make_model())
     vars(graphs.capture).update(change)
     torch.manual_seed(5)
@@ -344,7 +344,7 @@ def test_failure_or_difference_leaves_the_plain_model(change: dict[str, Any], re
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_failure_of_a_later_capture_keeps_the_pass_under_way() -> None:
+def test_failed_later_capture_keeps_current_pass() -> None:
     model, plain, graphs = pair(make_model())
     with graphs.active():
         model(**make_batch(5, 9)).loss.backward()
@@ -389,7 +389,7 @@ def test_calls_that_cannot_be_replayed_run_plain(how: str) -> None:
         (lambda: with_own_layer(make_model()), "not what transformers has there"),
     ],
 )
-def test_models_that_are_not_captured_say_why(make: Any, reason: str) -> None:
+def test_uncaptured_models_report_the_reason(make: Any, reason: str) -> None:
     assert reason in str(ModelGraphs(make(), capture=StandIn()).off)
 
 
@@ -406,7 +406,7 @@ def with_own_layer(model: Any) -> Any:
     return model
 
 
-def test_autocast_gradients_are_those_of_autocast() -> None:
+def test_captured_autocast_gradients_match_plain_autocast() -> None:
     model, plain, graphs = pair(make_model())
     with graphs.active():
         for one in (model, plain):
@@ -497,9 +497,7 @@ def test_trainer_with_own_loss_replays_the_encoder(tmp_path: Path, stand_in: Sta
         "adafactor", "LoRA", "FGM", "R-Drop", "distillation", "siamese", "layer-wise learning rates", "token classification",
     ],
 )  # fmt: skip
-def test_script_of_the_benchmark_has_the_losses_of_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_benchmark_script_losses_match_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "bench"))
     import scripts_gpu
 
@@ -518,7 +516,7 @@ def test_script_of_the_benchmark_has_the_losses_of_transformers(
 
 
 @pytest.mark.trains
-def test_trainer_resumes_with_the_same_bits(tmp_path: Path, stand_in: StandIn) -> None:
+def test_trainer_resumes_bit_identically(tmp_path: Path, stand_in: StandIn) -> None:
     options = {"save_strategy": "steps", "save_steps": 6}
     one = train(Weighted, tmp_path / "one", make_model(hidden_dropout_prob=0.2), **options)
     again = train(

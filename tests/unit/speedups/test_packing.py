@@ -1,4 +1,4 @@
-"""Attention and embeddings over packed tokens, against torch's own."""
+"""Attention and embeddings on packed tokens match torch."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_packed_attention_with_a_bias_equals_softmax(first: bool) -> None:
 def test_filler_gets_no_gradient() -> None:
     q, k, v = tensors((2, 3), True)
     more = [torch.cat([x, torch.full_like(x[:2], 9.0)]).detach().requires_grad_() for x in (k, v)]
-    queries = torch.cat([q, torch.full_like(q[:1], 9.0)])  # the filling has a first token as well
+    queries = torch.cat([q, torch.full_like(q[:1], 9.0)])  # the filler has a first token as well
     out = attend_on_cpu(queries, *more, layout_for((2, 3, 2)), 0.7, 0.0, True)[:2]
     assert torch.allclose(out, row_by_row(q, k, v, (2, 3), True), atol=1e-12)
     for grad in torch.autograd.grad(out.sum(), more):
@@ -160,7 +160,7 @@ def test_fingerprint_changes_with_moments_and_settings(change: str) -> None:
         optimizer.step()
     assert len(set(found)) == 1, "the first step makes the moments: that is not a change"
     saved, (tensors, plain) = copy.deepcopy(optimizer.state_dict()), pack_optimizer(optimizer)
-    held = [v for state in optimizer.state.values() for v in state.values()]  # so that nothing is put in its place
+    held = [v for state in optimizer.state.values() for v in state.values()]  # so that it is not replaced
     if change == "load_state_dict":
         optimizer.load_state_dict(saved)
     elif change == "checkpoint":
@@ -192,7 +192,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("draw", [lambda: torch.rand(()), random.random, lambda: np.random.rand()])
-def test_step_that_draws_on_the_host_is_not_captured(draw: Any) -> None:
+def test_step_that_draws_on_host_is_not_captured(draw: Any) -> None:
     with pytest.raises(RuntimeError, match="random numbers on the host"), no_host_randomness():
         draw()
     with no_host_randomness():

@@ -31,7 +31,7 @@ STEPS = 6
 
 
 class Counted(nn.Module):
-    """A model of somebody's own: a norm with running means, a count of its calls, numbers drawn in three ways."""
+    """A custom model: a norm with running means, a call counter, and random numbers from three generators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_run_is_bit_identical_with_and_without_verification(make: Any) -> None:
     assert found[0][2][1:] == found[1][2][1:]
 
 
-def test_verification_leaves_the_model_as_it_was() -> None:
+def test_verification_leaves_model_unchanged() -> None:
     state, batches, _, chosen = begin(Counted())
     model, heard = state.model, list[int]()
     weight = model.inner.classifier.weight
@@ -145,7 +145,7 @@ def test_error_of_the_user_model_ends_the_run() -> None:
         list(train_events(state, batches, plan))
 
 
-def test_model_that_needs_whole_batches_gets_one() -> None:
+def test_model_that_needs_full_batches_gets_one() -> None:
     class Whole(Counted):
         def forward(self, **inputs: Any) -> Any:
             assert len(inputs["input_ids"]) == 8

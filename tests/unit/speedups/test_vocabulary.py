@@ -1,4 +1,4 @@
-"""A restricted vocabulary trains what the whole one trains, or is given up with a note."""
+"""A restricted vocabulary trains the same weights as the full one, or is switched off with a note."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS, RATE = 8, 1e-2
 
 
 class Shrinking(Optimizer):
-    """Somebody's own: every value moves towards the mean of its matrix."""
+    """A custom optimizer: every value moves toward the mean of its matrix."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -61,7 +61,7 @@ INEXACT: dict[str, Make] = {
 
 
 def run(make: Make, *, change_at: int | None = None, **wishes: Any) -> tuple[dict[str, torch.Tensor], list[str], Any]:
-    """Weights after a run, its notes, and the speed-ups."""
+    """Train and return weights, notes and speedups."""
     model = tiny_bert()
     rows = TokenRows.from_lists(token_lists(32))
     chosen = apply_speedups(model, rows, Padding(), device=torch.device("cpu"), **wishes)
@@ -88,7 +88,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("make", EXACT.values(), ids=list(EXACT))
-def test_exact_optimizers_train_a_restricted_vocabulary(make: Make) -> None:
+def test_elementwise_optimizer_keeps_restricted_vocabulary(make: Make) -> None:
     ours, notes, chosen = run(make, restrict_vocabulary="on")
     assert notes == []
     assert not chosen.dropped
@@ -96,7 +96,7 @@ def test_exact_optimizers_train_a_restricted_vocabulary(make: Make) -> None:
 
 
 @pytest.mark.parametrize("make", INEXACT.values(), ids=list(INEXACT))
-def test_other_optimizers_train_the_whole_vocabulary(make: Make) -> None:
+def test_other_optimizer_trains_full_vocabulary(make: Make) -> None:
     ours, notes, chosen = run(make, restrict_vocabulary="on")
     assert [note.split(": ")[0] for note in notes] == ["restrict_vocabulary is off"]
     assert chosen.dropped == {"restrict_vocabulary"}
