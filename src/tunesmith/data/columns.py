@@ -28,7 +28,7 @@ from tunesmith.data.labels import (
     survey_labels,
 )
 from tunesmith.data.rows import Columns, Source
-from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
+from tunesmith.errors import ConfigError, DataError, first_few
 from tunesmith.labels import UNLABELLED, Task
 
 PAIRS = (
@@ -323,25 +323,14 @@ GLUE_TASKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Task -> its text columns, and its label names in id order: none for a score."""
 
 
-def find_glue_task(name: str | None) -> str | None:
-    """The task by its usual name, or None for None; an unknown name is a ConfigError with the nearest one."""
-    if name is None:
-        return None
-    task = name.lower().replace("-", "").replace("sts_b", "stsb").replace("sst_2", "sst2")
-    if task not in GLUE_TASKS:
-        known = tuple(GLUE_TASKS)
-        raise ConfigError(f"--task_name {name!r} is not one of {', '.join(known)}", fix=did_you_mean(name, known))
-    return task
-
-
 def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None) -> Columns:
     """Return the columns of the train split, checked to be in every other; columns that the user names are always used."""
     config = config or RunConfig()
     label_column_name, do_regression = config.label_column_name, config.do_regression
     train = sources.get("train") or next(iter(sources.values()))
-    glue = find_glue_task(config.task_name)
+    glue = config.task_name
     glue_text, glue_labels = GLUE_TASKS[glue] if glue is not None else ((), ())
-    text = split_names(config.text_column_names)
+    text = config.text_column_names or ()
     for name in text:
         require_text(train, name)
     why_text = f"Text: {quoted(text)}, as requested." if text else ""
@@ -367,7 +356,7 @@ def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None
         task, why_task = _choose_task(
             sources, label, do_regression, config.label_separator, merge=config.merge_label_variants
         )
-    listed = listed_names(config.label_names)
+    listed = config.label_names
     if listed is not None and task in (Task.BINARY, Task.MULTICLASS):
         task = Task.BINARY if len(listed) == 2 else Task.MULTICLASS
         why_task = f"Task: {task.value}, because {len(listed)} label{'s' * (len(listed) != 1)} are listed."
@@ -382,25 +371,6 @@ def _require_label(source: Source, label: str) -> None:
     missing = [part for part in source.label_parts(label) or (label,) if part not in source.column_names]
     if missing:
         raise source.no_column(missing[0], "--label_column_name")
-
-
-def listed_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Label names from a list or a text with commas; None for None."""
-    if names is None:
-        return None
-    return tuple(n.strip() for n in names.split(",")) if isinstance(names, str) else tuple(names)
-
-
-def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """One or two column names from a list or a text with commas; none for None."""
-    parts = listed_names(names)
-    if parts is None:
-        return ()
-    if not 1 <= len(parts) <= 2 or not all(parts):
-        raise ConfigError(f"--text_column_names {names!r}: set one column, or two for a pair, separated by a comma")
-    if len(set(parts)) != len(parts):
-        raise ConfigError(f"--text_column_names {names!r} names the same column twice")
-    return parts
 
 
 def _choose_task(

@@ -439,8 +439,6 @@ def _choose_names(train: Source, columns: Columns, survey: Survey, rules: LabelR
 
 
 def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, column: str) -> Naming:
-    if len(set(names)) != len(names) or not all(names):
-        raise ConfigError(f"--label_names {', '.join(names)!r} has a name twice or an empty one")
     if set(found) & set(names) or not all(is_whole(name) for name in found):
         return Naming(names, names)
     ordered = tuple(sorted(found, key=int))

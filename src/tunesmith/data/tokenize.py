@@ -349,9 +349,8 @@ def _hash(*parts: object) -> str:
 
 CHARS_PER_TOKEN = 256
 LEAST_CHARS = 65_536
-"""Only `max_length` times 256 characters of a text are read, and at least 65,536, up to a blank near that place. Tokenizing takes
-some 200 bytes per character: a text of 16 MB took 4.3 GB. Words separated by blanks are tokenized one by one, so the tokens up to
-`max_length` are the same, unless a token has more than 256 characters on average."""
+"""Only `max_length` times 256 characters of a text are read, and at least 65,536. Tokenizing takes some 200 bytes per character:
+a text of 16 MB took 4.3 GB. The tokens up to `max_length` are the same, unless they have more than 256 characters on average."""
 
 
 def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Sequence[list[str]], set[int]]:
@@ -372,19 +371,8 @@ def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Seq
 
 def _part_of(text: str, most: int, side: str) -> str:
     if side == "both":
-        return f"{_start_of(text, most // 2)} {_end_of(text, most // 2 - 1)}"
-    return _end_of(text, most) if side == "left" else _start_of(text, most)
-
-
-def _start_of(text: str, most: int) -> str:
-    """Return at most this many characters, ending before a blank if there is one in the second half."""
-    blanks = (i for i in range(most, most // 2, -1) if text[i].isspace())
-    return text[: next(blanks, most)]
-
-
-def _end_of(text: str, most: int) -> str:
-    blanks = (i for i in range(len(text) - most, len(text) - most // 2) if text[i].isspace())
-    return text[next(blanks, len(text) - most) :]
+        return f"{text[: most // 2]} {text[1 - most // 2 :]}"
+    return text[-most:] if side == "left" else text[:most]
 
 
 def _count_unread(rows: list[EncodedRow], unread: set[int]) -> list[EncodedRow]:

@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from data_loading import load_data
-from tunesmith.config.options import RunConfig
+from data_loading import load_data, make_config
 from tunesmith.data.columns import infer_columns
 from tunesmith.data.hub import load_from_hub
 from tunesmith.data.read import DataBundle, read_source
@@ -42,7 +41,7 @@ def load(tmp_path: Path) -> Callable[..., DataBundle]:
 
 
 def columns_of(data: Rows, **options: Any) -> Columns:
-    return infer_columns({"train": read_source(data, name="train")}, RunConfig(**options))
+    return infer_columns({"train": read_source(data, name="train")}, make_config(**options))
 
 
 @pytest.mark.parametrize(
@@ -89,10 +88,6 @@ def test_columns_that_the_user_names_win() -> None:
     data = [{"text": "a b", "other": "c d", "label": "x", "stars": str(i % 5)} for i in range(10)]
     found = columns_of(data, text_column_names="other, text", label_column_name="stars", do_regression=True)
     assert (found.text, found.label, found.task) == (("other", "text"), "stars", Task.REGRESSION)
-    with pytest.raises(ConfigError):
-        columns_of(data, text_column_names="a,b,c")
-    with pytest.raises(ConfigError, match="Did you mean 'mrpc'"):
-        columns_of(data, task_name="mrcp")
 
 
 @pytest.mark.parametrize(
