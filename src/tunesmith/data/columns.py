@@ -57,8 +57,6 @@ _PAIR_ENDS = (("1", "2"), ("a", "b"), ("left", "right"), ("first", "second"), ("
 _IDS = frozenset(["id", "idx", "index", "guid", "uid", "uuid", "pairid", "rowid", "key", "docid", "nr", "no", "编号"])
 SAMPLE_ROWS, SAMPLE_CELLS = 2_000, 200_000
 _DATE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}(:\d{2})?.*)?$")
-_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
-_WORD_DATE = re.compile(rf"^(?=.*\b({_MONTHS})[a-z]*\b)(?=.*\d)[\w ,.:/+-]{{5,40}}$", re.IGNORECASE)
 _RECORDS = re.compile(r'^\[?\s*\{\s*"')
 Kind = Literal["text", "label", "switch", "number", "id", "date", "empty", "list", "other"]
 
@@ -127,7 +125,7 @@ def _kind(name: str, texts: Sequence[str], counts: Counter[str], words: float, *
         return "id"
     if {text.lower() for text in counts} <= ON | OFF:
         return "switch"
-    if mostly(_DATE) or mostly(_WORD_DATE):
+    if mostly(_DATE):
         return "date"
     if mostly(_RECORDS):
         return "other"
@@ -428,10 +426,7 @@ def _class_task(
         question = f"{label!r} has {count:,} different integers: is it a number to predict?"
         _ask(source, question, "--do_regression true")
     task = Task.BINARY if count == 2 else Task.MULTICLASS
-    steps = do_regression is None and count >= 3 and all(v.isdigit() for v in values) and not names
-    steps = bool(steps and (count > 11 or all(int(v) <= 10 for v in values)))
-    rating = " If they are ratings, --do_regression true predicts a number, which knows that 4 is near 5." * steps
-    return task, f"Task: {task.value}, because {label!r} has {count} different value{'s' * (count != 1)}.{rating}"
+    return task, f"Task: {task.value}, because {label!r} has {count} different value{'s' * (count != 1)}."
 
 
 def _ask(source: Source, question: str, flag: str) -> NoReturn:
