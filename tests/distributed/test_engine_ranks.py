@@ -19,7 +19,7 @@ Results = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    """What each of two ranks saw, by rank: one launch for all cases, as starting torch takes longer than they do."""
+    """Return the results of two ranks, from one launch for all cases, because starting torch takes longest."""
     out = tmp_path_factory.mktemp("ranks") / "seen"
     ended = finish(start(torchrun(str(TESTS / "distributed" / "engine_ranks.py"), str(out))))
     assert ended.code == 0, ended.err[-3000:]

@@ -1,4 +1,4 @@
-"""Methods that a script replaces, in a subclass or on the Trainer object, take part here as they do in transformers."""
+"""Methods that a script overrides, in a subclass or on the Trainer object, are called as in transformers."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def tiny_bert() -> Any:
 
 
 def make(door: Any, folder: Path, **options: Any) -> Any:
-    """A Trainer over rows for which ours would choose its speed-ups."""
+    """Return a Trainer on rows for which tunesmith would use its speedups."""
     given = {"max_steps": 4, "logging_steps": 2, "learning_rate": 1e-2, "train_sampling_strategy": "sequential"}
     data = {"train_dataset": arrow(40), "eval_dataset": arrow(20, 1), "processing_class": tokenizer()}
     return door(tiny_bert(), arguments(folder, **given, **options), **data)
 
 
 def lines(trainer: Any) -> list[dict[str, float]]:
-    """What was logged, but for times."""
+    """Return the log without times."""
     kept = ("loss", "learning_rate", "step", "epoch")
     return [{k: pytest.approx(v, abs=2e-5) for k, v in line.items() if k in kept} for line in trainer.state.log_history]
 
 
 def counting(door: Any) -> tuple[Any, Counter[str]]:
-    """A subclass in which every method counts its calls."""
+    """Return a subclass in which every method counts its calls."""
     calls: Counter[str] = Counter()
     kind = type("Counting", (door,), {})
     for name in METHODS:
@@ -61,7 +61,7 @@ def counting(door: Any) -> tuple[Any, Counter[str]]:
     return kind, calls
 
 
-def test_every_method_that_transformers_calls_is_called_here(tmp_path: Path) -> None:
+def test_every_method_called_by_transformers_is_called(tmp_path: Path) -> None:
     counts = []
     for number, door in enumerate(DOORS):
         kind, calls = counting(door)
@@ -84,7 +84,7 @@ def test_every_method_that_transformers_calls_is_called_here(tmp_path: Path) -> 
     ("name", "place"),
     crossed(["compute_loss", "training_step", "prediction_step", "floating_point_ops"], ["class", "object"]),
 )
-def test_a_method_of_the_users_sees_the_batches_of_the_collator(tmp_path: Path, name: str, place: str) -> None:
+def test_overridden_method_sees_batches_of_the_collator(tmp_path: Path, name: str, place: str) -> None:
     seen = []
     for number, door in enumerate(DOORS):
         shapes: list[Any] = []
@@ -105,7 +105,7 @@ def test_a_method_of_the_users_sees_the_batches_of_the_collator(tmp_path: Path, 
     assert seen[1][1] == seen[0][1]
 
 
-def test_a_loader_put_on_the_object_may_be_any_iterable(tmp_path: Path) -> None:
+def test_loader_set_on_the_object_can_be_any_iterable(tmp_path: Path) -> None:
     logged = []
     for number, door in enumerate(DOORS):
         trainer = make(door, tmp_path / str(number))
@@ -118,7 +118,7 @@ def test_a_loader_put_on_the_object_may_be_any_iterable(tmp_path: Path) -> None:
     assert logged[1] == logged[0]
 
 
-def test_a_save_model_put_on_the_object_writes_the_checkpoints(tmp_path: Path) -> None:
+def test_save_model_set_on_the_object_writes_checkpoints(tmp_path: Path) -> None:
     for number, door in enumerate(DOORS):
         trainer = make(door, tmp_path / str(number), save_strategy="steps", save_steps=2)
         own = trainer.save_model
@@ -133,9 +133,7 @@ def test_a_save_model_put_on_the_object_writes_the_checkpoints(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["compute_loss_context_manager", "autocast_smart_context_manager"])
-def test_a_context_of_the_users_is_around_every_forward_pass_and_leaves_its_precision(
-    tmp_path: Path, name: str
-) -> None:
+def test_user_context_wraps_every_forward_pass(tmp_path: Path, name: str) -> None:
     found = []
     for number, door in enumerate(DOORS):
         entered: list[str] = []
@@ -157,7 +155,7 @@ def test_a_context_of_the_users_is_around_every_forward_pass_and_leaves_its_prec
 
 
 @pytest.mark.parametrize("wanted", [True, "", "no-such-folder"])
-def test_nothing_to_resume_from_is_a_value_error_and_no_new_run(tmp_path: Path, wanted: Any) -> None:
+def test_resume_without_checkpoint_raises_value_error(tmp_path: Path, wanted: Any) -> None:
     for number, door in enumerate(DOORS):
         with pytest.raises(ValueError, match="valid checkpoint"):
             make(door, tmp_path / str(number)).train(resume_from_checkpoint=wanted)

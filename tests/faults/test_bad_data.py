@@ -1,4 +1,4 @@
-"""Rows 21 to 28 of the fault catalogue: every bad file is refused with its place, before anything is trained on it."""
+"""Rows 21 to 28 of the fault catalog: every bad file is refused with its location before training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER = HEAD + "another one,pos\nand one more,neg\n"
 
 @dataclass(frozen=True)
 class Bad:
-    """A train file, its bytes, and what the one line must contain."""
+    """A training file, its content, and text that the error must contain."""
 
     name: str
     data: bytes | str
@@ -35,7 +35,7 @@ class Bad:
 
 
 def at_line(number: int, line: str, base: str = GOOD) -> str:
-    """The good file with one line put in place of another (1 is the header)."""
+    """Return the good file with one line replaced (1 is the header)."""
     lines = base.splitlines(keepends=True)
     lines[number - 1] = line + "\n"
     return "".join(lines)
@@ -291,7 +291,7 @@ def test_gzip_bomb_is_stopped_early(limits: DecompressionLimits, tmp_path: Path)
     assert "over the limit" in str(caught.value)
 
 
-def test_open_quote_in_a_large_file_uses_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unclosed_quote_in_large_file_uses_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tunesmith.data.text_files.MAX_RECORD_CHARS", 1 << 16)
     file = tmp_path / "x.csv"
     file.write_text(at_line(6, '"open,pos') + "more,pos\n" * 300_000)

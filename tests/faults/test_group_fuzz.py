@@ -1,4 +1,4 @@
-"""Groups of runs (`--folds`) that change between two starts: the second start refuses them or trains them again.
+"""Groups of runs (`--folds`) that change between two starts: the second start refuses them or trains again.
 
 A seed draws each change: an option, the data, the model, stray files, or damage to a finished run. Pooled scores never
 mix two configs and never omit an example.

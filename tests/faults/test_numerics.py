@@ -1,4 +1,4 @@
-"""Rows 16 and 17: NaN and infinity stop the run and are named; out of memory splits the batch, not the experiment."""
+"""Rows 16 and 17: NaN and infinity stop the run and are reported; out of memory splits the batch without changing results."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_clipping_and_update_equal_torch(fused: bool) -> None:
     for name, tensor in plain.model.state_dict().items():
         assert torch.allclose(ours.model.state_dict()[name], tensor, atol=2e-6), name
     for name, parameter in plain.model.named_parameters():
-        # the first moment is 0.1 times the clipped gradient: Adam's own step would hide its scale
+        # the first moment is 0.1 times the clipped gradient; Adam's step would hide its scale
         mine = ours.optimizer.state[ours.model.get_parameter(name)]["exp_avg"]
         assert torch.allclose(mine, optimizer.state[parameter]["exp_avg"], rtol=1e-3, atol=1e-10), name
 
@@ -183,7 +183,7 @@ class NanGradient(TaskLoss):
 
 
 def run_fp16(objective: TaskLoss, *, scale: float = 65536.0, every: int = 1) -> tuple[Any, list[Any]]:
-    """(state, events up to the first that is NaN or infinite, or of 40 steps)."""
+    """Return the state, and the events until the first NaN or infinite one, or of 40 steps."""
     state = make_state(objective)
     state.loss_scale = LossScale.start(torch.device("cpu"), scale)
     batches = Batches(TokenRows.from_lists(token_lists(160)), Padding(), 4, seed=3)
@@ -201,7 +201,7 @@ def non_finite(events: list[Any]) -> list[NonFinite]:
 
 
 @pytest.mark.parametrize("every", [1, 16])
-def test_fp16_nan_loss_is_reported_at_once(every: int) -> None:
+def test_fp16_nan_loss_is_reported_immediately(every: int) -> None:
     fresh = tiny_bert(dropout=0.0).state_dict()
     state, events = run_fp16(NanLoss(Task.BINARY, 2), every=every)
     assert [(e.step, e.what) for e in non_finite(events)] == [(1, "loss")]
