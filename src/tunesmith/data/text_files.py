@@ -34,7 +34,7 @@ CHUNK_BYTES = 1 << 20
 _NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 """The errors of a path that leads to no file: a link to itself, a file used as a folder, too long a name."""
 KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
-KINDS |= {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow"}
+KINDS |= {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow"}
 KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
 """Ending -> format."""
 
@@ -299,25 +299,16 @@ def _guess(head: bytes) -> str:
     high = sum(byte > 127 for byte in head)
     letters = sum(65 <= byte <= 90 or 97 <= byte <= 122 for byte in head)
     if high * 2 < letters:  # Latin letters with some accents
-        western, central = (_letters(head, codec) for codec in ("cp1252", "cp1250"))
-        return "cp1250" if central > western else "cp1252"
+        return "cp1252"
     try:
         from charset_normalizer import from_bytes
-
-        best = from_bytes(head).best()
     except ImportError:
-        best = None
-    return str(best.encoding) if best is not None else "cp1252"
-
-
-def _letters(head: bytes, codec: str) -> int:
-    """How many characters outside ASCII are lower-case letters."""
-    text = head.decode(codec, "replace")
-    return sum(char.isalpha() and char.islower() for char in text if ord(char) > 127)
+        return "cp1252"
+    best = from_bytes(head).best()
+    return "cp1252" if best is None else str(best.encoding)
 
 
 DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
-_RARE_DELIMITERS = ("^", "~", "#", "¦", "§", "\x01", "\x1f")
 _SNIFFED_LINES = 20
 SHOWN = 10
 """How many bad rows are shown; all are counted."""
@@ -394,7 +385,7 @@ def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
         return Dialect(named[1], True, sure=True)
     if dialect.sure or _width(head, dialect.delimiter, quoting=dialect.quoting) > 1:
         return dialect
-    marks = [mark for mark in (*DELIMITER_NAMES, *_RARE_DELIMITERS) if mark != dialect.delimiter]
+    marks = [mark for mark in DELIMITER_NAMES if mark != dialect.delimiter]
     widths = {mark: _width(head, mark, quoting=True) for mark in marks}
     best = max(widths, key=lambda mark: widths[mark])
     return Dialect(best, True, sure=True) if widths[best] > 1 else dialect

@@ -182,7 +182,6 @@ GERMAN_ROWS = {"Beschreibung": lambda i: f"{GERMAN[i % 3]}, Vorgang {i}", "Kateg
 PHRASES = {"phrase_a": sentence, "phrase_b": lambda i: sentence(i + 1), "same": pick(0, 1)}
 ANSWERS = {"question": sentence, "answer": lambda i: sentence(i + 3), "ok": pick("yes", "no")}
 PANDAS = {"text": {str(i): sentence(i) for i in ROWS}, "label": {str(i): "ab"[i % 2] for i in ROWS}}
-SPLIT = {"columns": ["text", "label"], "index": [*ROWS], "data": [[sentence(i), "ab"[i % 2]] for i in ROWS]}
 SPLITS = {"train": [{"text": "a"}, {"text": "b"}], "test": [{"text": "c"}]}
 QUESTION = "How satisfied are you? Please explain."
 FORM = {
@@ -216,7 +215,6 @@ FILES = [
     ),
     found("records.jsonl", "review > label > binary", RECORDS),
     found("pandas.json", "text > label > binary", one_object(PANDAS)),
-    found("split.json", "text > label > binary", one_object(SPLIT)),
     found("spaces.csv", "text > label > binary", headed("text, label\n", text("{text}, {ab}\n"))),
     found("excel.csv", "text > label > binary", headed("\ufefftext;label\n", text("{text};{ab}\n", end=";\n;\n"))),
     found("google.csv", f"{QUESTION} > Would you recommend us? > binary", table(FORM)),

@@ -74,18 +74,6 @@ def argilla_flat(i: int) -> dict[str, Any]:
     }
 
 
-def argilla_feedback(i: int) -> dict[str, Any]:
-    """Return a record of a FeedbackDataset (Argilla 1)."""
-    answer = [{"user_id": "u1", "value": LABEL(i), "status": "submitted"}]
-    return {"text": sentence(i), "sentiment": answer, "sentiment-suggestion": "other", "external_id": None}
-
-
-def argilla_1(i: int) -> dict[str, Any]:
-    """Return a text classification record of Argilla 1."""
-    row = {"text": sentence(i), "inputs": {"text": sentence(i)}, "prediction": [{"label": "other", "score": 0.3}]}
-    return {**row, "annotation": LABEL(i), "annotation_agent": "a", "status": "Validated", "multi_label": False}
-
-
 def doccano(i: int) -> dict[str, Any]:
     return {"id": i, "text": sentence(i), "label": [LABEL(i)], "Comments": []}
 
@@ -96,7 +84,7 @@ def prodigy(i: int) -> dict[str, Any]:
     return {**row, "accept": [LABEL(i)], "answer": "accept"}
 
 
-EXPORTS = [label_studio, argilla_2, argilla_flat, argilla_feedback, argilla_1, doccano, prodigy]
+EXPORTS = [label_studio, argilla_2, argilla_flat, doccano, prodigy]
 
 
 @pytest.mark.parametrize("record", EXPORTS)

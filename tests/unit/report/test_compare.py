@@ -227,7 +227,7 @@ def test_comparison_uses_labels_from_moved_thresholds(make) -> None:
     a, b = make("a"), make("b")
     edit(
         b, lambda table: table.update(prediction=[table["label"][0]] * len(table["label"]))
-    )  # probabilities stay unchanged
+    )  # probabilities stay unchanged unchanged
     test = compare_runs([a, b], metric="accuracy").tests[0]
     assert test.result is not None
     assert test.result.value_b != test.result.value_a
