@@ -78,7 +78,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Followed:
-    """A run and its repetition with the advice. `kept`: whether the current code gives the same advice."""
+    """A run and its repetition with the advice. `kept`: whether the current code still advises the same."""
 
     run: Run
     verdict: str

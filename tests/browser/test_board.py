@@ -221,7 +221,7 @@ document.title = said.join(", ");
 
 
 class EvilPage(http.server.BaseHTTPRequestHandler):
-    """Another site on this machine: it tries to read and to frame the board with the visitor's cookies."""
+    """A different site on this machine that tries to read and frame the board with the visitor's cookies."""
 
     target = ""
 

@@ -59,7 +59,7 @@ def test_layout_check_finds_planted_faults(browser: Browser, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("width", "dark"), crossed([390, 1400], [True, False]))
-def test_no_text_is_cut_off_or_covered_on_any_page(
+def test_text_is_not_cut_off_or_covered_on_any_page(
     listed: Browser, board: SimpleNamespace, width: int, dark: bool
 ) -> None:
     found = ids(listed)

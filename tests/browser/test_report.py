@@ -125,7 +125,7 @@ def pages(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize("name", ["two", "many", "values", "compare"])
-def test_no_text_is_cut_off_or_covered_at_any_width_and_theme(
+def test_text_is_not_cut_off_or_covered_at_any_width_and_theme(
     browser: Browser, pages: dict[str, Path], name: str
 ) -> None:
     browser.open_fresh(pages[name].as_uri())

@@ -291,8 +291,8 @@ OWN: dict[str, Callable[[], Any]] = {
     "a dropout that is none": changed(odd_dropout),
     "gradient checkpointing": changed(checkpointed),
     "another activation": changed(lambda m: None, hidden_act="relu"),
-    "hidden states asked for": changed(lambda m: None, output_hidden_states=True),
-    "attentions asked for": changed(lambda m: m.set_attn_implementation("eager"), output_attentions=True),
+    "hidden states requested": changed(lambda m: None, output_hidden_states=True),
+    "attentions requested": changed(lambda m: m.set_attn_implementation("eager"), output_attentions=True),
     "eager attention": changed(lambda m: m.set_attn_implementation("eager")),
     "float64": changed(lambda m: m.double()),
 }  # fmt: skip

@@ -89,7 +89,7 @@ def test_architecture_learns_a_repeated_batch(family: str, tmp_path: Path) -> No
     if family not in UNKNOWN:
         assert "packing" in speedups.on
     else:
-        assert any(note.startswith("padding_free is off: ") for note in speedups.notes), "a fallback is said aloud"
+        assert any(note.startswith("padding_free is off: ") for note in speedups.notes), "a fallback must be reported"
     batches = Batches(rows, speedups.train_collate, 16, seed=1)
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=12, num_epochs=1)
     state = TrainState(

@@ -24,7 +24,7 @@ from tunesmith import Trainer
 
 TIMES = ("runtime", "per_second", "preparation_time")
 OPTIONS: dict[str, dict[str, Any]] = {
-    "nothing asked for": {},
+    "defaults": {},
     "the first step is logged": {"logging_first_step": True, "logging_steps": 7},
     "one line an epoch": {"logging_strategy": "epoch", "save_strategy": "epoch"},
     "no lines": {"logging_strategy": "no"},
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "an evaluation before the first step": {"eval_on_start": True, "eval_strategy": "epoch"},
     "late evaluations": {"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 8},
     "late evaluations by epoch": {"eval_strategy": "epoch", "eval_delay": 1.5},
-    "intervals of their own": {"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 3, "save_steps": 10},
+    "separate intervals": {"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 3, "save_steps": 10},
     "steps that end within an epoch": {"max_steps": 11, "logging_steps": 4, "eval_strategy": "epoch"},
     "half an epoch": {"num_train_epochs": 1.5, "logging_steps": 3, "save_strategy": "epoch"},
     "more accumulation than batches": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 5},

@@ -99,7 +99,7 @@ QUOTES = {
     ),
     "text after a closing quote": Bad("x.csv", at_line(6, '"a" b,pos'), ("x.csv:6:1: ", "continues with ' b,pos'")),
     "space before a quote": Bad("x.csv", at_line(6, 'a, "pos"'), ("x.csv:6:2: ", "a quote inside")),
-    "quotes in tsv when asked for": Bad(
+    "quotes in tsv if requested": Bad(
         "x.tsv", 'text\tlabel\na "b" c\tx\nd\ty\n', ("x.tsv:2:1: ", "a quote inside"), {"quoting": "minimal"}
     ),
 }

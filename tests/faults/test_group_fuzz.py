@@ -61,7 +61,7 @@ STRAY = (".DS_Store", "Thumbs.db", ".nfs0001", "notes.txt")
 
 
 def change(place: Path, rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """Change something before the second start; return what, and the options that differ."""
+    """Change something before the second start; return its name and the options that differ."""
     kind = rng.choice(["option", "option", "label", "text", "model", "stray", "damage", "damage"])
     if kind == "option":
         name = rng.choice(sorted(OPTIONS))

@@ -152,7 +152,7 @@ def test_clone_pipeline_search_and_cross_validation_work(settings: dict[str, Any
     assert search.best_params_["learning_rate"] in (1e-3, 1e-2)
 
 
-def test_cross_validate_in_two_processes_returns_fitted_estimators(settings: dict[str, Any]) -> None:
+def test_cross_validate_in_processes_returns_fitted_estimators(settings: dict[str, Any]) -> None:
     found = cross_validate(TextClassifier(**settings), TEXTS, NAMES, cv=2, n_jobs=2, return_estimator=True)
     assert found["test_score"].shape == (2,)
     assert [estimator.predict(TEXTS[:3]).shape for estimator in found["estimator"]] == [(3,), (3,)]

@@ -34,7 +34,7 @@ FORBIDDEN_KEYWORDS = {"shell", "allow_pickle", "trust_remote_code"}
 
 
 def dotted(node: ast.AST) -> str:
-    """Return `a.b.c` as it is written, or "" for any other expression."""
+    """Return `a.b.c` as written, or "" for any other expression."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""

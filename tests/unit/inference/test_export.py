@@ -232,7 +232,7 @@ sys.exit(code or main(["predict", {str(home / "run")!r}, "--text", "a"]) - 4)
     assert left <= {(".cache", "tunesmith")}, "onnxruntime kept an identifier to report its use with"
 
 
-def test_served_export_hides_its_key_and_the_printed_command_works(home: Path, tmp_path: Path) -> None:
+def test_served_export_hides_its_key_and_printed_command_works(home: Path, tmp_path: Path) -> None:
     folder = home / "run" / "export" / "onnx"
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "tunesmith", "serve", str(folder), "--port", "0"]

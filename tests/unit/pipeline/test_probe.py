@@ -48,7 +48,7 @@ def test_logistic_model_equals_scikit_learn(classes: int) -> None:
     x, labels = clusters(8 * classes, 30, classes)
     weights, bias = fit_logistic(x, labels, classes)
     penalty = PENALTY * float(x.square().sum(1).mean())
-    # scikit-learn has one weight vector for two classes: the difference of ours, with twice the squared norm.
+    # scikit-learn has one weight vector for two classes: the difference of our two, with twice the squared norm.
     expected = LogisticRegression(C=(2 if classes == 2 else 1) / penalty, tol=1e-8, max_iter=1000).fit(x, labels)
     ours = (x @ weights.T + bias).softmax(1)
     assert np.abs(ours.numpy() - expected.predict_proba(x)).max() < 1e-4

@@ -52,7 +52,7 @@ def overlap_data(rows: dict[str, list[Row]], overlap: ModuleType, split: str) ->
     return overlap.overlap_features(pairs), np.asarray([int(row["label"] == "equivalent") for row in rows[split]])
 
 
-def test_no_sentence_crosses_a_split(rows: dict[str, list[Row]]) -> None:
+def test_sentences_do_not_cross_splits(rows: dict[str, list[Row]]) -> None:
     train, validation, test = (sentences(rows[split]) for split in SPLITS)
     assert not train & validation
     assert not train & test
