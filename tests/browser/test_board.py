@@ -266,7 +266,7 @@ def test_open_page_survives_board_restart(
     browser.wait("document.getElementById('live').textContent === 'live'")
     began = time.monotonic()
     assert board.stop() in (-signal.SIGTERM, 143)
-    assert time.monotonic() - began < patient(10), "it waited for an open page"
+    assert time.monotonic() - began < patient(10), "shutdown waited for an open page"
     browser.wait("document.getElementById('live').textContent === 'disconnected'")
     again = BoardProcess(tmp_path / "runs", tmp_path / "state", port=board.port)
     try:

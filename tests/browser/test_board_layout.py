@@ -115,7 +115,7 @@ def test_list_sorts_by_column_and_filters_by_kind(listed: Browser) -> None:
     scores = listed.run("[...document.querySelectorAll('#rows .value')].map((cell) => cell.textContent)")
     values = [float(score) for score in scores if score]
     assert values == sorted(values, reverse=True)
-    assert scores[len(values) :] == [""] * (len(scores) - len(values)), "a run without a score stands between scores"
+    assert scores[len(values) :] == [""] * (len(scores) - len(values)), "a run without a score is sorted between scores"
     choose("kind", "trouble")
     shown = listed.run(SHOWN)
     assert {"diverged", "damaged", "interrupted"} <= set(shown)

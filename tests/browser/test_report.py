@@ -181,7 +181,7 @@ def test_report_of_many_classes_starts_with_the_worst(browser: Browser, pages: d
     rows = browser.run("[...document.querySelectorAll('.numbered .row')].map((e) => parseInt(e.textContent))")
     assert rows == sorted(rows, reverse=True)
     warnings = browser.run("[...document.querySelectorAll('.warnings strong')].map((e) => e.innerText)")
-    assert warnings == ["Split leak", "Cut rows"], "errors first, and no mere information"
+    assert warnings == ["Split leak", "Cut rows"], "errors first, without information messages"
     when = browser.run("document.querySelector('.when').innerText")
     assert "14 November 2023" in when
     assert "12 min 34 s" in when

@@ -107,7 +107,7 @@ def two(place: Path) -> tuple[Path, Ended]:
 
 def test_torchrun_equals_one_rank_with_the_full_batch(two: tuple[Path, Ended], one: dict[str, Any]) -> None:
     assert len(one["losses"]) == 12
-    assert one["examples"][5] == 1, "the last step of an epoch has one row: a rank is idle"
+    assert one["examples"][5] == 1, "the last step of an epoch has one row, so one rank is idle"
     compare(numbers(two[0]), one)
 
 

@@ -62,7 +62,7 @@ def test_workers_of_two_ranks_draw_different_numbers(ranks: list[Results]) -> No
     assert [s.shape for s in shown] == [(3, 8, 3)] * 2
     for column in range(3):
         assert not np.isin(shown[0][..., column], shown[1][..., column]).any()
-        assert len(np.unique(shown[0][..., column])) == 24, "nor do two workers of one rank"
+        assert len(np.unique(shown[0][..., column])) == 24, "two workers of one rank differ, too"
 
 
 def test_log_levels_decide_which_rank_logs(ranks: list[Results]) -> None:

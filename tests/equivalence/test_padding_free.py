@@ -152,7 +152,7 @@ def test_mean_loss_with_dropout_matches_over_many_seeds() -> None:
     assert abs(float(plain.mean() - ours.mean())) < 4 * error
     assert 0.8 < float(plain.std() / ours.std()) < 1.25
     without = float(quiet(**pad_rows(rows, kind="bert"), labels=labels).loss.detach())
-    assert abs(without - float(plain.mean())) > 4 * error, "the test could not tell dropout from none"
+    assert abs(without - float(plain.mean())) > 4 * error, "the test must detect missing dropout"
 
 
 def test_deberta_loss_without_problem_type_matches_when_packed() -> None:

@@ -54,9 +54,9 @@ def test_adapters_and_adapter_files_match_transformers(tmp_path: Path, name: str
     if isinstance(ours.model, PeftModel):  # otherwise the rows train without padding
         assert ours.state.total_flos == theirs.state.total_flos
     for place in ("checkpoint-2", "checkpoint-4", "saved"):
-        for trainer, door in ((theirs, "theirs"), (ours, "ours")):
+        for trainer, side in ((theirs, "theirs"), (ours, "ours")):
             if place == "saved":
-                trainer.save_model(str(tmp_path / door / place))
+                trainer.save_model(str(tmp_path / side / place))
         here, there = tmp_path / "ours" / place, tmp_path / "theirs" / place
         files = {str(f.relative_to(there)) for f in there.rglob("adapter_*")}
         assert files == {str(f.relative_to(here)) for f in here.rglob("adapter_*")}

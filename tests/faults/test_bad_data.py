@@ -254,7 +254,7 @@ def test_bad_file_is_refused_with_its_place(case: str, tmp_path: Path, monkeypat
     assert caught.value.exit_code == 3
     assert "\n" not in line
     assert all(part in line for part in bad.says), line
-    assert not list(Path("cache").glob(".*")), "nothing half-written is left behind"
+    assert not list(Path("cache").glob(".*")), "no partial files are left"
 
 
 def test_unknown_label_in_row_300_001_is_found(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_run_without_intact_checkpoint_is_refused(bench: Any, copy: Path) -> Non
     before = sorted(p.name for p in copy.rglob("*"))
     ended = engine(copy)
     assert ended.code == 5
-    assert "no intact checkpoint is left" in ended.last_line
+    assert "no valid checkpoint is left" in ended.last_line
     assert all(f"checkpoint-{step}/optimizer.safetensors" in ended.last_line for step in (8, 10, 12))
     assert sorted(p.name for p in copy.rglob("*")) == before
 

@@ -189,7 +189,7 @@ def test_every_save_is_durable_in_order(bench: Any, folder: Path) -> None:
         parent = [i for i, (name, path, _) in enumerate(calls) if name == "fsync" and path == str(folder) and i > at]
         assert manifest < own[-1] < at < parent[0], new
         later = [c for c in calls[at + 1 : parent[0]] if c[0] == "rename" or c[1].startswith(str(folder / "journal"))]
-        assert later == [], f"{new}: something happened before the rename was durable"
+        assert later == [], f"{new}: a call happened before the rename was durable"
 
 
 def parse_calls(text: str) -> list[tuple[str, str, str]]:

@@ -80,7 +80,7 @@ def test_kill_in_a_save_resumes_identically(bench: Any, folder: Path, point: str
         ended = engine(folder, options={"background": background}, env={"TUNESMITH_FAULT": f"{point}:kill:{n}"})
         # best/ is replaced only if the run improved
         assert ended.code == -9 or (point == "best.begin" and n > 2), (n, ended.log)
-        assert intact_checkpoints(folder) or point.startswith("save"), "no intact checkpoint is left"
+        assert intact_checkpoints(folder) or point.startswith("save"), "no valid checkpoint is left"
         assert damaged_checkpoints(folder) == []
         bench.same_as_whole(folder, background=background)
         clean(folder)
@@ -107,7 +107,7 @@ def test_kill_at_any_syscall_resumes_identically(bench: Any, folder: Path, backg
         assert fingerprint(folder) == whole, where
         assert leftovers(folder) == [], where
         clean(folder)
-    assert killed, "no call was hit"
+    assert killed, "no call was interrupted"
 
 
 def list_calls(bench: Any, folder: Path, options: dict[str, Any]) -> tuple[list[tuple[str, int]], dict[str, Any]]:

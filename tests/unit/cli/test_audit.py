@@ -62,7 +62,7 @@ def test_audit_prints_findings_and_strict_data_exits_3(
     assert len(found & set(range(102, 107))) >= 4
     assert main([*words, "--json", "--strict_data"]) == 3
     assert {"split_leak"} <= {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
-    assert main([*words, "--review_file", str(review)]) != 0, "a person's file is not written over"
+    assert main([*words, "--review_file", str(review)]) != 0, "user files are not overwritten"
 
 
 def test_training_shows_data_warnings_and_reports_them(

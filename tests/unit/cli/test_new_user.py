@@ -100,7 +100,7 @@ def test_wrong_call_prints_one_line_and_exit_code(case: str, home: Path, capsys:
     assert err.startswith("tunesmith: error: ")
     assert err.count("\n") == 1, err
     assert text in err
-    assert not (home / "never").exists(), "a run that cannot start leaves nothing behind"
+    assert not (home / "never").exists(), "a run that cannot start leaves no files"
 
 
 LIGHT = ("missing column", "one label", "no header", "unreadable run folder")

@@ -199,7 +199,7 @@ def test_fully_linked_rows_are_still_held_out(load: Callable[..., DataBundle]) -
     alone = [(f"lone query {i}", f"lone answer {i}", i % 2) for i in range(6)]
     data = [{"text": a, "text_pair": b, "label": ["no", "yes"][c]} for a, b, c in linked + alone]
     bundle = load(data, seed=3)
-    assert bundle.splits["validation"].num_rows == 40, "a tenth, not the few pairs that are linked to no other"
+    assert bundle.splits["validation"].num_rows == 40, "a tenth, not only the few unlinked pairs"
     assert set(bundle.splits["validation"]["text"][:]) & set(bundle.splits["train"]["text"][:])
     (note,) = [note for note in bundle.notes if "held out" in note]
     assert "linked to train rows by a text" in note

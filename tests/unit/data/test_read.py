@@ -173,7 +173,7 @@ def test_second_read_parses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("tunesmith.data.read.text_blocks", None)
     assert read(path) == ROWS
     other = write(tmp_path / "copy.csv", path.read_bytes())
-    assert read(other) == ROWS, "the cache goes by content, not by name"
+    assert read(other) == ROWS, "the cache depends on content, not on the name"
 
 
 def test_missing_file_is_one_line(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tunesmith.runs.manifest import MANIFEST
 SHARED = Path(__file__).parents[4] / "shared"
 
 
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared models and data are not beside the checkout")
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared is missing")
 
 
 WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "ran", "far", "away", "from", "home"]

@@ -305,7 +305,7 @@ def test_solved_task_is_healthy(synthetic: SimpleNamespace, kept: bool, last: fl
 
 def test_erratic_advice_never_raises_the_learning_rate(synthetic: SimpleNamespace) -> None:
     jumpy = verdict(synthetic, **CASES["validation jumps"][1])
-    assert jumpy.advice[0] == "--learning_rate 1.7e-5 --num_train_epochs 12", "epochs enough at the lower rate"
+    assert jumpy.advice[0] == "--learning_rate 1.7e-5 --num_train_epochs 12", "enough epochs at the lower rate"
     assert "--warmup_steps 0.1" in jumpy.advice
     single = verdict(synthetic, {"per_device_train_batch_size": 1}, **CASES["batch of one"][1])
     assert single.advice[0] == "--learning_rate 5e-5 --per_device_train_batch_size 8 --num_train_epochs 27"
@@ -315,7 +315,7 @@ def test_erratic_advice_never_raises_the_learning_rate(synthetic: SimpleNamespac
 def test_learning_rate_advice_moves_toward_usual_value(synthetic: SimpleNamespace) -> None:
     low = verdict(synthetic, {"learning_rate": 5e-7}, **CASES["rate a hundred times too low"][1])
     high = verdict(synthetic, {"learning_rate": 1.5e-3}, **CASES["one class for ever at thirty times the rate"][1])
-    assert low.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6", "the usual rate, and epochs enough at it"
+    assert low.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6", "the usual learning rate and enough epochs"
     assert high.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6"
 
 
@@ -324,12 +324,12 @@ def test_frozen_encoder_is_reported_as_the_reason(synthetic: SimpleNamespace) ->
     assert "frozen" in found.evidence
     assert "--freeze" in found.advice[0]
     low = verdict(synthetic, {"freeze": ["encoder"], "learning_rate": 1e-6}, **CASES["frozen encoder"][1])
-    assert advised_options(low.advice[0]).keys() == {"freeze", "learning_rate", "num_train_epochs"}, "not the one alone"
+    assert advised_options(low.advice[0]).keys() == {"freeze", "learning_rate", "num_train_epochs"}, "the advice changes all three options"
 
 
 def test_few_steps_lead_to_advice_for_more_epochs(synthetic: SimpleNamespace) -> None:
     found = verdict(synthetic, **CASES["2% of the rows: few steps, both losses falling"][1])
-    assert found.advice[0] == "--num_train_epochs 40", "28 steps in 4 epochs: ten times as many, and not more at once"
+    assert found.advice[0] == "--num_train_epochs 40", "28 steps in 4 epochs: at most ten times as many"
     assert "28 steps are few" in found.evidence
 
 
@@ -387,7 +387,7 @@ def test_run_that_just_started_is_advised_to_wait(synthetic: SimpleNamespace) ->
     assert found.advice[0] == "wait: a verdict needs 2 more evaluations"
     not_yet = curves_from_events(synthetic.make_run([], [], planned_epochs=9, ended=None))
     (found,) = diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC, running=True)
-    assert not any("validation_split_fraction" in advice for advice in found.advice), "it may evaluate later"
+    assert not any("validation_split_fraction" in advice for advice in found.advice), "a later evaluation is allowed"
     assert any(
         "validation_split_fraction" in a for a in diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC)[0].advice
     )

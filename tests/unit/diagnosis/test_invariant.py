@@ -108,10 +108,10 @@ def test_close_verdicts_are_listed_with_probability() -> None:
     likely = found.numbers["likelihoods"]
     assert sum(likely.values()) == pytest.approx(1.0, abs=0.25)
     assert list(likely.values()) == sorted(likely.values(), reverse=True)
-    beside = [code for code, p in likely.items() if p >= 0.15 and code != found.code]
-    assert beside
-    assert list(found.numbers["close"]) == beside[:2]
-    assert all(code.replace("_", " ") in found.doubt for code in beside[:2])
+    close = [code for code, p in likely.items() if p >= 0.15 and code != found.code]
+    assert close
+    assert list(found.numbers["close"]) == close[:2]
+    assert all(code.replace("_", " ") in found.doubt for code in close[:2])
 
 
 def evidence_of(labels: np.ndarray, predictions: np.ndarray, width: int) -> RowEvidence:
@@ -130,8 +130,8 @@ def test_swapped_labels_differ_from_hard_task_and_noise(width: int) -> None:
         predictions = np.where(draw.random(400) < share, labels, guesses)
         said.append(turned(evidence_of(labels, predictions, width)))
         said.append(-turned(evidence_of((labels + 1) % width, predictions, width)) if share > 0.5 else -2.0)
-    assert max(said) < 1, "right answers, a hard task and chance are none of them"
-    assert min(said[1::2]) < -1, "labels turned by one are"
+    assert max(said) < 1, "correct predictions, a hard task and chance level are not detected"
+    assert min(said[1::2]) < -1, "shifted labels are detected"
 
 
 def test_too_few_validation_examples_are_reported() -> None:
@@ -146,7 +146,7 @@ def test_too_few_validation_examples_are_reported() -> None:
             assert found.severity == "info"
             assert found.advice[0].startswith("--folds 5")
             held = diagnose(curves, {"learning_rate": 1e-4, "validation_file": "v.csv"})[0]
-            assert "--folds" not in held.advice[0], "folds make their own validation rows"
+            assert "--folds" not in held.advice[0], "folds create the validation rows"
     assert "not_enough_evidence" in codes
 
 

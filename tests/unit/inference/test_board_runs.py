@@ -91,7 +91,7 @@ def test_running_run_is_not_reported_as_stopped_early(tmp_path: Path) -> None:
         live.poll()
         assert live.snapshot()["status"] == "running"
         assert live.snapshot()["findings"][0]["code"] == "still_learning"
-    assert live.poll(), "the end of the process changes what is shown"
+    assert live.poll(), "the end of the process changes the status"
     assert live.snapshot()["findings"][0]["code"] == "stopped_too_early"
 
 
@@ -185,7 +185,7 @@ def test_token_file_is_readable_only_by_owner(tmp_path: Path) -> None:
     assert load_token(file, new=True) != token
     kept = load_token(file)
     file.chmod(0o644)
-    assert load_token(file) != kept, "a token that others could read is not a secret any more"
+    assert load_token(file) != kept, "a token that other users can read is not secret"
     target = tmp_path / "elsewhere"
     target.write_text("e" * 43)
     file.unlink()
@@ -200,7 +200,7 @@ def test_board_prints_its_token_only_on_a_terminal(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(server, "serve_forever", lambda board, listen, ready: ready("http://127.0.0.1:1"))
     assert main(["board", str(runs)]) == 0
-    assert load_token() not in capsys.readouterr().out, "stdout may be a log file"
+    assert load_token() not in capsys.readouterr().out, "stdout can be a log file"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["board", str(runs)]) == 0
     assert f"http://127.0.0.1:1/?token={load_token()}" in capsys.readouterr().out

@@ -242,7 +242,7 @@ def test_served_export_hides_its_key_and_printed_command_works(home: Path, tmp_p
     printed = "".join(server.stdout.readline() for _ in range(3))
     key = (tmp_path / "tunesmith" / "serve-key").read_text()
     assert len(key) >= 40
-    assert key not in printed, "stdout may be a log file"
+    assert key not in printed, "stdout can be a log file"
     said = subprocess.run(["sh", "-c", printed], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(said.stdout)["results"][0]["label"] in ("good", "bad")
     server.send_signal(signal.SIGTERM)

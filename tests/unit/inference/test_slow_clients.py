@@ -81,19 +81,19 @@ def test_slow_clients_are_dropped_and_do_not_delay_others(process: Process) -> N
     alone = slowest_but_one_percent(process, 4)
     with ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", process.port))) for _ in range(SOCKETS)]
-        beside = []
+        loaded = []
         end = time.monotonic() + HEADER_SECONDS + 2
         while time.monotonic() < end:
             for one in slow[::2]:  # half of them send nothing
                 with suppress(OSError):
                     one.send(b"G")
-            beside.append(slowest_but_one_percent(process, 2))
+            loaded.append(slowest_but_one_percent(process, 2))
         deadline = time.monotonic() + patient(10)
         while process.files() > before + 5 and time.monotonic() < deadline:
             time.sleep(0.2)
         assert process.files() <= before + 5, "sockets stay open"
     # Twice as long is allowed, plus a tenth of a second because the machine also runs other tests.
-    assert sorted(beside)[len(beside) // 2] <= max(2 * alone, alone + patient(0.1))
+    assert sorted(loaded)[len(loaded) // 2] <= max(2 * alone, alone + patient(0.1))
     process.ask()
 
 

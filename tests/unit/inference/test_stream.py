@@ -52,7 +52,7 @@ def test_logits_match_plain_model_in_input_order(
     predictor = Predictor.load(folder, use_cpu=True)
     found = predictor.predict_texts(chunks_of([texts] if pairs is None else [texts, pairs]))
     expected = plain_logits(folder, texts, pairs)
-    assert np.abs(expected - expected.mean(0)).max() > 0.05, "all rows alike: an order could not be seen"
+    assert np.abs(expected - expected.mean(0)).max() > 0.05, "all rows are equal: the order would be invisible"
     np.testing.assert_allclose(found.logits, expected, atol=1e-5)
     counts = predictor.network.tokenizer(texts, pairs)["input_ids"]
     assert found.truncated.rows_cut == sum(len(ids) > 64 for ids in counts) > 0

@@ -142,7 +142,7 @@ def test_probabilities_follow_the_task() -> None:
     assert sigmoid[0] == pytest.approx([1 / (1 + np.exp(-2.0)), 1 / (1 + np.exp(1.0)), 1.0])
     assert predicted_names(sigmoid, LabelMap(("a", "b", "c"), Task.MULTILABEL)) == [["a", "c"], []]
     decided = make_rows(logits, np.ones_like(logits), task=Task.MULTILABEL).decisions
-    assert decided.tolist() == [[1, 0, 1], [0, 0, 0]], "metrics and predictions mean the same by one half"
+    assert decided.tolist() == [[1, 0, 1], [0, 0, 0]], "metrics and predictions agree on the threshold one half"
     assert predicted_names(probabilities_of(np.array([[1.5]]), Task.REGRESSION), LabelMap(("s",), Task.REGRESSION)) == [
         1.5
     ]

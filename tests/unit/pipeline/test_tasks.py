@@ -179,7 +179,7 @@ def test_labels_are_numbered_as_in_the_head(train: Any, tmp_path: Path) -> None:
     before = Predictor.load(model, use_cpu=True).probabilities(texts)
     after = Predictor.load(result.run.path, use_cpu=True)
     assert after.facts.labels.names == ("good", "bad")
-    assert np.abs(after.probabilities(texts) - before).max() < 1e-5, "the head kept its meaning"
+    assert np.abs(after.probabilities(texts) - before).max() < 1e-5, "the head keeps its label order"
 
 
 def test_labels_unknown_to_the_head_are_refused(train: Any, tmp_path: Path) -> None:

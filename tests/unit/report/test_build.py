@@ -55,7 +55,7 @@ def test_confusion_matrix_counts_true_by_predicted() -> None:
     assert found.counts == ((1, 1), (2, 0))
     first = found.pairs[0]
     assert (first.true, first.predicted, first.rows, first.share) == ("yes", "no", 2, 1.0)
-    assert (first.example.row, first.example.confidence) == (2, 0.8), "the one it was surest of"
+    assert (first.example.row, first.example.confidence) == (2, 0.8), "the one with the highest confidence"
 
 
 def test_labels_are_sorted_by_f1_worst_first() -> None:

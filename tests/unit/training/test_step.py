@@ -89,7 +89,7 @@ def test_clipping_and_update_equal_torch(fused: bool) -> None:
     batch = window.micro_batches[0]
     torch.nn.functional.cross_entropy(plain.model(**batch.inputs).logits, batch.labels).backward()  # type: ignore[arg-type, no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1e-3)
-    assert float(norm) > 1.5e-3, "clipping must have something to do"
+    assert float(norm) > 1.5e-3, "gradients must be clipped"
     optimizer.step()
     assert float(result.grad_norm) == pytest.approx(float(norm), rel=1e-5)
     for name, tensor in plain.model.state_dict().items():
@@ -243,7 +243,7 @@ def test_adversarial_step_in_micro_batches_equals_one_batch() -> None:
 def test_adversarial_steps_need_a_trained_embedding() -> None:
     plain, adversarial = make_adversarial(0.0), make_adversarial(0.1)
     losses = [steps(state, 8) for state in (plain, adversarial)]
-    assert losses[0][0] == losses[1][0], "the loss that is reported is that of the first reading"
+    assert losses[0][0] == losses[1][0], "the loss of the first pass is reported"
     assert losses[0][-1] != losses[1][-1]
     frozen = [make_adversarial(0.0), make_adversarial(0.1)]
     for state in frozen:

@@ -54,7 +54,7 @@ class Outcome:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model with a head (so that it isn't random) and dropout, and 43 rows, so that the last batch is smaller."""
-    root = tmp_path_factory.mktemp("doors")
+    root = tmp_path_factory.mktemp("apis")
     save_tiny_bert(root / "model", labels=LABELS)
     write_csv(root / "train.csv", [{"text": t, "label": LABELS[good]} for t, good in sentences(43)])
     return root
@@ -192,7 +192,7 @@ def test_public_names_resolve() -> None:
 
     for name in dir(tunesmith):
         assert getattr(tunesmith, name) is not None, name
-    assert callable(tunesmith.finetune), "also after every room was imported"
+    assert callable(tunesmith.finetune), "even after importing every package"
     assert callable(load_metric("glue", "mrpc").add_batch)
 
 
