@@ -269,7 +269,7 @@ def print_followed(group: str, followed: list[Followed]) -> None:
     better = sum(f.changes_of()[0].z > SIGMAS for f in well)
     print(f"\nwarnings on healthy runs whose advice raised the score by 2 SE: {_share(better, len(well))}")
     print(
-        f"\nof these, the present code gives the same advice in {_share(sum(f.kept for f in followed), len(followed))}"
+        f"\nof these, the current code still advises the same in {_share(sum(f.kept for f in followed), len(followed))}"
     )
 
 

@@ -222,7 +222,7 @@ def freeze_encoder(model: Any) -> None:
     model.bert.requires_grad_(False)
 
 
-def normalise(model: Any) -> None:
+def normalize(model: Any) -> None:
     parametrizations.weight_norm(model.bert.encoder.layer[0].intermediate.dense)
     torch.nn.utils.spectral_norm(model.bert.encoder.layer[1].intermediate.dense)
 
@@ -281,16 +281,16 @@ OWN: dict[str, Callable[[], Any]] = {
     "another pooler": changed(replace_pooler),
     "another layer": changed(replace_layer),
     "another norm": changed(replace_norm),
-    "another embedding": changed(replace_embedding),
-    "another forward of one instance": changed(own_forward),
+    "different embedding": changed(replace_embedding),
+    "forward overridden on an instance": changed(own_forward),
     "a layer used twice": changed(share_layers),
     "tied weights": changed(tie_weights),
     "a frozen encoder": changed(freeze_encoder),
-    "weights made of others": changed(normalise),
-    "another scale of scores": changed(rescale),
-    "a dropout that is none": changed(odd_dropout),
+    "parametrized weights": changed(normalize),
+    "different attention scale": changed(rescale),
+    "fake dropout": changed(odd_dropout),
     "gradient checkpointing": changed(checkpointed),
-    "another activation": changed(lambda m: None, hidden_act="relu"),
+    "different activation": changed(lambda m: None, hidden_act="relu"),
     "hidden states requested": changed(lambda m: None, output_hidden_states=True),
     "attentions requested": changed(lambda m: m.set_attn_implementation("eager"), output_attentions=True),
     "eager attention": changed(lambda m: m.set_attn_implementation("eager")),

@@ -26,9 +26,9 @@ TIMES = ("runtime", "per_second", "preparation_time")
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "the first step is logged": {"logging_first_step": True, "logging_steps": 7},
-    "one line an epoch": {"logging_strategy": "epoch", "save_strategy": "epoch"},
+    "one log line per epoch": {"logging_strategy": "epoch", "save_strategy": "epoch"},
     "no lines": {"logging_strategy": "no"},
-    "intervals as parts of the run": {
+    "intervals as fractions of the run": {
         "logging_steps": 0.2,
         "eval_strategy": "steps",
         "eval_steps": 0.25,
@@ -48,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metric_for_best_model": "loss",
         "load_best_model_at_end": True,
     },
-    "the best and no other": {
+    "only the best": {
         "eval_strategy": "epoch",
         "save_strategy": "epoch",
         "metric_for_best_model": "eval_accuracy",
@@ -61,12 +61,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tokens counted": {"include_num_input_tokens_seen": "all", "logging_steps": 5},
     "no clipping": {"max_grad_norm": 0.0, "logging_steps": 3},
     "much clipping": {"max_grad_norm": 0.05, "logging_steps": 3},
-    "results moved now and then": {"eval_accumulation_steps": 2, "eval_strategy": "epoch"},
+    "evaluation accumulation steps": {"eval_accumulation_steps": 2, "eval_strategy": "epoch"},
     "fp16, which a CPU doesn't have": {"fp16": True, "logging_steps": 3},
     "losses only": {"prediction_loss_only": True, "eval_strategy": "epoch"},
     "sgd": {"optim": "sgd", "optim_args": "momentum=0.9", "logging_steps": 4},
     "adafactor": {"optim": "adafactor", "logging_steps": 4},
-    "a rate that goes up and down with the metric": {
+    "greedy scheduler": {
         "lr_scheduler_type": "greedy",
         "lr_scheduler_kwargs": {"patience": 1, "factor": 0.5},
         "eval_strategy": "epoch",
@@ -74,7 +74,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "num_train_epochs": 10,
         "logging_steps": 8,
     },
-    "a rate that waits for the metric": {
+    "reduce on plateau": {
         "lr_scheduler_type": "reduce_lr_on_plateau",
         "eval_strategy": "epoch",
         "metric_for_best_model": "eval_loss",

@@ -126,10 +126,12 @@ SHAPES = {
         "text,lable,other\na b,x,1\nc d,y,2\n",
         ("x.csv: ", "which column is the label?", "--label_column_name lable"),
     ),
-    "asked label missing": Bad(
+    "requested label missing": Bad(
         "x.csv", GOOD, ("no column 'Labels'", "Did you mean 'label'?"), {"label_column_name": "Labels"}
     ),
-    "asked text missing": Bad("x.csv", GOOD, ("no column 'txt'", "Did you mean 'text'?"), {"text_column_names": "txt"}),
+    "requested text missing": Bad(
+        "x.csv", GOOD, ("no column 'txt'", "Did you mean 'text'?"), {"text_column_names": "txt"}
+    ),
     "pair column missing": Bad("x.csv", GOOD, ("no column 'sentence1'", "found: text, label"), {"task_name": "mrpc"}),
     "column missing in validation": Bad(
         "x.csv", GOOD, ("validation.csv:1: no column 'text'",), {}, "sentence,label\na,pos\n"
@@ -145,7 +147,7 @@ SHAPES = {
     "only a byte order mark": Bad("x.csv", b"\xef\xbb\xbf", ("x.csv: ", "empty")),
     "empty validation": Bad("x.csv", GOOD, ("validation.csv: ", "no rows"), {}, HEAD),
     "one row": Bad("x.csv", HEAD + "a b,pos\n", ("x.csv:2:label: ", "one label 'pos'")),
-    "one row a class": Bad("x.csv", OTHER, ("too few", "--validation_file")),
+    "one row per class": Bad("x.csv", OTHER, ("too few", "--validation_file")),
     "unknown ending": Bad("x.xlsx", GOOD, ("x.xlsx: ", "cannot be read as a spreadsheet", "save the sheet as CSV")),
 }
 LABELS = {
@@ -155,7 +157,7 @@ LABELS = {
     "only in validation": Bad(
         "x.csv", GOOD, ("validation.csv:4:label: 'maybe' is not one of neg, pos",), {}, OTHER + "x,maybe\n"
     ),
-    "misspelt in validation": Bad(
+    "misspelled in validation": Bad(
         "x.csv", GOOD, ("validation.csv:4:label:", "Did you mean 'pos'?"), {}, OTHER + "x,poss\n"
     ),
     "case in train": Bad("x.csv", at_line(7, "a b,Pos"), ("x.csv:7:label: 'Pos' differs from 'pos' only in case",)),
@@ -200,7 +202,9 @@ CONTAINERS = {
     "depth 100,000 of objects": Bad("x.jsonl", jsonl('{"a":' * 100_000 + "1" + "}" * 100_000), ("x.jsonl:5: nested",)),
     "a list": Bad("x.jsonl", jsonl("[1, 2]"), ("x.jsonl:5: a list, expected an object",)),
     "a number": Bad("x.jsonl", jsonl("7"), ("x.jsonl:5: a number, expected an object",)),
-    "two objects a line": Bad("x.jsonl", jsonl('{"text": "a", "label": "x"} {}'), ("x.jsonl:5: not JSON: Extra data",)),
+    "two objects per line": Bad(
+        "x.jsonl", jsonl('{"text": "a", "label": "x"} {}'), ("x.jsonl:5: not JSON: Extra data",)
+    ),
     "other keys": Bad(
         "x.jsonl", jsonl('{"text": "a", "lable": "x"}'), ("x.jsonl:5: keys differ", "Did you mean 'label'?")
     ),

@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"train": [0.48, 0.32, 0.22], "validation": [0.44, 0.38, 0.39], "accuracy": [0.79, 0.84, 0.85]},
         {},
     ),
-    "validation loss drifts up a little while the score holds": (
+    "validation loss rises slightly at an equal score": (
         "healthy",
         {"train": [0.45, 0.25, 0.14], "validation": [0.41, 0.40, 0.46], "accuracy": [0.82, 0.86, 0.86]},
         {},
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"load_best_model_at_end": False},
     ),
-    "few rows known by heart": (
+    "few rows memorized": (
         "overfitting",
         {
             "train": [0.5, 0.2, 0.04, 0.02],
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
-    "rate a hundred times too low": (
+    "learning rate a hundred times too low": (
         "underfitting",
         {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.63, 0.625], "accuracy": [0.675, 0.675, 0.675]},
         {"learning_rate": 5e-7},
@@ -108,18 +108,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"train": [0.6, 0.5, 0.45], "validation": [0.55, 0.48, 0.46], "accuracy": [0.7, 0.77, 0.79], "noise": 1.2},
         {"per_device_train_batch_size": 1},
     ),
-    "not a number": ("diverged", {"train": [0.5, 0.3], "validation": [0.5, 0.4], "nan_after": 130}, {}),
-    "blown up": (
+    "NaN loss": ("diverged", {"train": [0.5, 0.3], "validation": [0.5, 0.4], "nan_after": 130}, {}),
+    "exploding loss": (
         "diverged",
         {"train": [0.6, 1.5, 2.5], "validation": [0.7, 2.0, 3.0], "accuracy": [0.6, 0.5, 0.5]},
         {"learning_rate": 2e-4},
     ),
-    "one class for ever at thirty times the rate": (
+    "one class at thirty times the learning rate": (
         "diverged",
         {"train": [0.66, 0.64, 0.635], "validation": [0.64, 0.635, 0.632], "accuracy": [0.675, 0.675, 0.675]},
         {"learning_rate": 1.5e-3},
     ),
-    "learnt, then fell back": (
+    "learned, then collapsed": (
         "diverged",
         {"train": [0.35, 0.64, 0.64], "validation": [0.42, 0.64, 0.64], "accuracy": [0.83, 0.675, 0.675]},
         {},
@@ -129,7 +129,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.64, 0.64], "accuracy": [0.675, 0.675, 0.67]},
         {},
     ),
-    "shuffled labels learnt by heart": (
+    "shuffled labels memorized": (
         "no_signal",
         {
             "train": [0.63, 0.5, 0.2, 0.08],
@@ -313,8 +313,8 @@ def test_erratic_advice_never_raises_the_learning_rate(synthetic: SimpleNamespac
 
 
 def test_learning_rate_advice_moves_toward_usual_value(synthetic: SimpleNamespace) -> None:
-    low = verdict(synthetic, {"learning_rate": 5e-7}, **CASES["rate a hundred times too low"][1])
-    high = verdict(synthetic, {"learning_rate": 1.5e-3}, **CASES["one class for ever at thirty times the rate"][1])
+    low = verdict(synthetic, {"learning_rate": 5e-7}, **CASES["learning rate a hundred times too low"][1])
+    high = verdict(synthetic, {"learning_rate": 1.5e-3}, **CASES["one class at thirty times the learning rate"][1])
     assert low.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6", "the usual learning rate and enough epochs"
     assert high.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6"
 
@@ -324,7 +324,7 @@ def test_frozen_encoder_is_reported_as_the_reason(synthetic: SimpleNamespace) ->
     assert "frozen" in found.evidence
     assert "--freeze" in found.advice[0]
     low = verdict(synthetic, {"freeze": ["encoder"], "learning_rate": 1e-6}, **CASES["frozen encoder"][1])
-    assert advised_options(low.advice[0]).keys() == {"freeze", "learning_rate", "num_train_epochs"}, "the advice changes all three options"
+    assert advised_options(low.advice[0]).keys() == {"freeze", "learning_rate", "num_train_epochs"}, "all three"
 
 
 def test_few_steps_lead_to_advice_for_more_epochs(synthetic: SimpleNamespace) -> None:
