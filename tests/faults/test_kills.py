@@ -1,4 +1,4 @@
-"""Rows 1 to 4: after kill -9 at any moment, the same command resumes and ends with the same bits."""
+"""Rows 1 to 4: after kill -9 at any time, the same command resumes and its result is bit-identical."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_random_kills_resume_identically(bench: Any, background: bool) -> None:
             killed += 1
             again = engine(folder, options={"background": background})
             assert again.code == 0, f"{where}: {again.log[-1500:]}"
-        else:  # the machine was busier when the run was timed
+        else:  # the machine was busier while timing the run
             seconds *= 0.5
         assert fingerprint(folder) == bench.whole, where
         assert leftovers(folder) == [], where
@@ -78,9 +78,9 @@ def test_random_kills_resume_identically(bench: Any, background: bool) -> None:
 def test_kill_in_a_save_resumes_identically(bench: Any, folder: Path, point: str, background: bool) -> None:
     for n in range(2, size(full=10, ci=2) + 1):
         ended = engine(folder, options={"background": background}, env={"TUNESMITH_FAULT": f"{point}:kill:{n}"})
-        # best/ is replaced only as often as the run got better
+        # best/ is replaced only if the run improved
         assert ended.code == -9 or (point == "best.begin" and n > 2), (n, ended.log)
-        assert intact_checkpoints(folder) or point.startswith("save"), "no intact checkpoint is left"
+        assert intact_checkpoints(folder) or point.startswith("save"), "no valid checkpoint is left"
         assert damaged_checkpoints(folder) == []
         bench.same_as_whole(folder, background=background)
         clean(folder)
@@ -107,11 +107,11 @@ def test_kill_at_any_syscall_resumes_identically(bench: Any, folder: Path, backg
         assert fingerprint(folder) == whole, where
         assert leftovers(folder) == [], where
         clean(folder)
-    assert killed, "no call was hit"
+    assert killed, "no call was interrupted"
 
 
 def list_calls(bench: Any, folder: Path, options: dict[str, Any]) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Each (system call, number) of an uninterrupted short run, and its fingerprint. strace counts by thread and name."""
+    """Return each (system call, number) of an uninterrupted short run, and its fingerprint; strace counts by thread and name."""
     log = bench.root / "calls.log"
     ended = engine(folder, options=options, strace=["-e", f"trace={CALLS}"], strace_log=log)
     assert ended.code == 0, ended.log

@@ -1,4 +1,4 @@
-"""From files to splits: columns and task are found and explained, labels go by name, splits are honest."""
+"""From files to splits: columns and task are found and explained, labels match by name, splits don't leak."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def columns_of(data: Rows, **options: Any) -> Columns:
         ("text_a", "text_b"),
     ],
 )
-def test_pair_columns_are_known_by_their_names(pair: tuple[str, str]) -> None:
+def test_pair_columns_are_recognized_by_name(pair: tuple[str, str]) -> None:
     data = [{"idx": str(i), "label": "ab"[i % 2], pair[1]: f"b {i}", pair[0]: f"a {i}"} for i in range(4)]
     found = columns_of(data)
     assert (found.text, found.label, found.task) == (pair, "label", Task.BINARY)
@@ -84,7 +84,7 @@ def test_columns_are_found_by_their_content(row: dict[str, str], text: Any, labe
         assert (found.text, found.label) == (text, label)
 
 
-def test_columns_that_the_user_names_win() -> None:
+def test_user_specified_columns_take_precedence() -> None:
     data = [{"text": "a b", "other": "c d", "label": "x", "stars": str(i % 5)} for i in range(10)]
     found = columns_of(data, text_column_names="other, text", label_column_name="stars", do_regression=True)
     assert (found.text, found.label, found.task) == (("other", "text"), "stars", Task.REGRESSION)
@@ -108,7 +108,7 @@ def test_task_follows_from_the_labels(labels: list[Any], task: Task) -> None:
     assert columns_of(rows(12, labels)).task is task
 
 
-def test_label_ids_go_by_name_in_every_split(load: Callable[..., DataBundle]) -> None:
+def test_labels_are_matched_by_name_in_every_split(load: Callable[..., DataBundle]) -> None:
     train = rows(20, ["neg", "pos"])
     bundle = load(train, validation_data=rows(3, ["pos"]), test_data=rows(4, ["-1"]))
     assert bundle.labels == LabelMap(("neg", "pos"), Task.BINARY)
@@ -118,7 +118,7 @@ def test_label_ids_go_by_name_in_every_split(load: Callable[..., DataBundle]) ->
     assert any("4 of 4 test rows are unlabeled" in note for note in bundle.notes)
 
 
-def test_class_labels_in_other_orders_are_joined_by_name(load: Callable[..., DataBundle]) -> None:
+def test_class_labels_in_different_orders_match_by_name(load: Callable[..., DataBundle]) -> None:
     def made(names: list[str], ids: list[int]) -> Dataset:
         features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
         return Dataset.from_dict({"text": [f"a {i}" for i in ids], "label": ids}, features=features)
@@ -180,7 +180,7 @@ def split(data: list[dict[str, Any]], *columns: str) -> tuple[Dataset, Dataset]:
     return whole.select(drawn[0]), whole.select(drawn[1])
 
 
-def test_rows_that_share_a_sentence_stay_on_one_side() -> None:
+def test_rows_that_share_a_sentence_stay_in_one_split() -> None:
     data = [{"a": f"s{i // 2}", "b": f"T{i}", "labels": i % 2} for i in range(400)]
     train, validation = split(data, "a", "b")
     assert not set(train["a"][:]) & set(validation["a"][:])
@@ -188,20 +188,20 @@ def test_rows_that_share_a_sentence_stay_on_one_side() -> None:
     assert train["b"][:] == sorted(train["b"][:], key=lambda t: int(t[1:])), "file order is kept"
 
 
-def test_rows_that_are_all_linked_are_still_held_out(load: Callable[..., DataBundle]) -> None:
-    """Every query with every answer: one group of 400 pairs, beside 6 pairs of their own."""
+def test_fully_linked_rows_are_still_held_out(load: Callable[..., DataBundle]) -> None:
+    """Every query with every answer makes one group of 400 pairs; 6 pairs are separate."""
     linked = [(f"query {i % 40}", f"answer {i % 37}", i % 2) for i in range(400)]
     alone = [(f"lone query {i}", f"lone answer {i}", i % 2) for i in range(6)]
     data = [{"text": a, "text_pair": b, "label": ["no", "yes"][c]} for a, b, c in linked + alone]
     bundle = load(data, seed=3)
-    assert bundle.splits["validation"].num_rows == 40, "a tenth, not the few pairs that are linked to no other"
+    assert bundle.splits["validation"].num_rows == 40, "a tenth, not only the few unlinked pairs"
     assert set(bundle.splits["validation"]["text"][:]) & set(bundle.splits["train"]["text"][:])
     (note,) = [note for note in bundle.notes if "held out" in note]
     assert "linked to train rows by a text" in note
     assert "kept together" not in note
 
 
-def test_sample_keeps_the_shares_of_the_labels(load: Callable[..., DataBundle]) -> None:
+def test_sample_keeps_class_shares(load: Callable[..., DataBundle]) -> None:
     data = [{"text": f"text number {i}", "label": "rare" if i % 25 == 24 else "ab"[i % 2]} for i in range(100)]
     sorted_by_label = sorted(data, key=lambda row: row["label"])
     limits = {"max_train_samples": 10, "max_eval_samples": 25}
@@ -218,7 +218,7 @@ def test_sample_keeps_the_shares_of_the_labels(load: Callable[..., DataBundle]) 
     )
 
 
-def test_fingerprint_is_of_content_and_order(load: Callable[..., DataBundle], tmp_path: Path) -> None:
+def test_fingerprint_depends_on_content_and_order(load: Callable[..., DataBundle], tmp_path: Path) -> None:
     data = rows(30, ["a", "b"])
     one = load(data).fingerprint
     pd.DataFrame(data).to_csv(tmp_path / "x.csv", index=False)
@@ -265,7 +265,7 @@ def write_rows(path: Path, texts: list[str], labels: list[Any]) -> Path:
 
 
 @pytest.mark.parametrize("labels", [[50_000_000 + 0.01 * i for i in range(40)], [1e-300 * i for i in range(1, 41)]])
-def test_labels_that_float32_cannot_tell_apart_are_refused(labels: list[float], tmp_path: Path) -> None:
+def test_labels_equal_in_float32_are_refused(labels: list[float], tmp_path: Path) -> None:
     path = write_rows(tmp_path / "x.csv", [f"text {i}" for i in range(40)], labels)
     with pytest.raises(DataError, match=r"x.csv:\d+:label: .* in 32 bits.*rescale them"):
         load_data(train_file=path, cache_dir=tmp_path, do_regression=True)

@@ -28,7 +28,7 @@ from tunesmith.runs.manifest import MANIFEST
 SHARED = Path(__file__).parents[4] / "shared"
 
 
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared models and data are not beside the checkout")
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared is missing")
 
 
 WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "ran", "far", "away", "from", "home"]
@@ -99,7 +99,7 @@ TEXTS = st.lists(st.sampled_from([*WORDS, "zebra", "[SEP]"]), max_size=30).map("
 @given(
     st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=6), st.integers(5, 40), st.sampled_from(["left", "right"])
 )
-def test_any_pair_is_truncated_as_by_the_tokenizer(rows: list[tuple[str, str]], max_length: int, side: str) -> None:
+def test_any_pair_is_truncated_like_the_tokenizer(rows: list[tuple[str, str]], max_length: int, side: str) -> None:
     tokenizer = make_tokenizer(side=side)
     encoder = RustEncoder(tokenizer, max_length)
     first, second = [list(column) for column in zip(*rows, strict=True)]
@@ -115,7 +115,7 @@ def test_second_run_does_not_call_the_tokenizer(
 ) -> None:
     first = tokenize(pairs, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path)
     monkeypatch.setattr(RustEncoder, "encode", lambda *_: pytest.fail("the tokenizer was called"))
-    moved = Dataset.from_dict(PAIRS)  # equal content, another object
+    moved = Dataset.from_dict(PAIRS)  # equal content, different object
     again = tokenize(moved, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path)
     assert again.reused
     assert not first.reused
@@ -123,7 +123,7 @@ def test_second_run_does_not_call_the_tokenizer(
     assert again.dataset["input_ids"][:] == first.dataset["input_ids"][:]
 
 
-def test_every_change_makes_another_cache_entry(pairs: Dataset, tmp_path: Path) -> None:
+def test_every_change_creates_a_new_cache_entry(pairs: Dataset, tmp_path: Path) -> None:
     def entries() -> int:
         return len(list(tmp_path.iterdir()))
 
@@ -149,7 +149,7 @@ def test_every_change_makes_another_cache_entry(pairs: Dataset, tmp_path: Path) 
         assert entries() == count
 
 
-def test_settings_of_the_tokenizer_file_are_not_used_or_changed(tmp_path: Path, pairs: Dataset) -> None:
+def test_truncation_settings_of_tokenizer_file_are_ignored(tmp_path: Path, pairs: Dataset) -> None:
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.enable_padding(length=32)
     tokenizer.backend_tokenizer.enable_truncation(4)
@@ -159,7 +159,7 @@ def test_settings_of_the_tokenizer_file_are_not_used_or_changed(tmp_path: Path, 
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
-def test_damaged_cache_entry_is_made_again(pairs: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_cache_entry_is_rebuilt(pairs: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = tokenize(pairs, make_tokenizer(), ("first",), max_length=9, cache_dir=tmp_path)
     [entry] = tmp_path.iterdir()
     for damage in ("cut", "gone", "manifest", "bit", "other entry"):
@@ -218,7 +218,7 @@ def test_max_length_is_limited_by_tokenizer_and_model() -> None:
 
 
 class WordsInPython:
-    """A stand-in for a tokenizer without a Rust core."""
+    """A tokenizer without a Rust core."""
 
     is_fast = False
     truncation_side = "right"
@@ -323,7 +323,7 @@ def long_text(seed: int, size: int = LEAST_CHARS + 8000) -> str:
 
 
 @pytest.mark.parametrize(("splitter", "side"), [*((one, "right") for one in SPLITTERS), ("bert", "left")])
-def test_tokens_of_a_long_text_are_those_of_the_whole(splitter: str, side: str) -> None:
+def test_long_text_split_for_speed_has_equal_tokens(splitter: str, side: str) -> None:
     tokenizer = split_by(splitter, side)
     texts, others = [long_text(1), "cat sat", long_text(2)], ["dog ran", long_text(3), "x"]
     for columns in ([texts], [texts, others]):
@@ -333,7 +333,7 @@ def test_tokens_of_a_long_text_are_those_of_the_whole(splitter: str, side: str) 
         assert [row.cut > 0 for row in rows] == ([True, False, True] if len(columns) == 1 else [True] * 3)
 
 
-def test_unread_end_of_a_text_counts_as_truncated(tmp_path: Path) -> None:
+def test_skipped_end_of_a_text_counts_as_truncated(tmp_path: Path) -> None:
     data = Dataset.from_dict({"text": ["cat sat", " " * 2_000_000 + "cat", long_text(5)]})
     for _ in range(2):  # the second time from the cache
         got = tokenize(data, split_by("bert"), ["text"], max_length=16, cache_dir=tmp_path)
@@ -342,13 +342,13 @@ def test_unread_end_of_a_text_counts_as_truncated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("second", [None, "y z", " ".join(["y"] * 30)])
-def test_head_tail_keeps_the_two_ends_of_a_text(second: str | None) -> None:
+def test_head_tail_keeps_both_ends_of_a_text(second: str | None) -> None:
     first = " ".join(["cat"] * 40 + ["sat"] * 20 + ["dog"] * 40)
     columns = [[first, "cat"]] if second is None else [[first, "cat"], [second, "x"]]
     tokenizer = split_by("bert")
     head = make_token_encoder(tokenizer, 17).encode(columns)
     both = make_token_encoder(tokenizer, 17, "head_tail").encode(columns)
-    assert both[1] == head[1]  # a row that fits is not touched
+    assert both[1] == head[1]  # a row that fits is unchanged
     assert [len(row.ids) for row in both] == [len(row.ids) for row in head]
     assert (both[0].cut, both[0].types) == (head[0].cut, head[0].types)
     kept = [word for word in tokenizer.convert_ids_to_tokens(both[0].ids) if word in ("cat", "sat", "dog")]

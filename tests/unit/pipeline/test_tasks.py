@@ -1,4 +1,4 @@
-"""Every kind of task and source of rows, from rows to a model folder that other tools load."""
+"""Every task and data source, from rows to a model folder that other tools load."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_file_becomes_a_model_that_transformers_loads(case: str, train: Any, tmp_path: Path) -> None:
+def test_file_trains_a_model_that_transformers_loads(case: str, train: Any, tmp_path: Path) -> None:
     make, task, names, text = CASES[case]
     rows = make()
     file = write_jsonl(tmp_path / "data.jsonl", rows)
@@ -81,7 +81,7 @@ def test_file_becomes_a_model_that_transformers_loads(case: str, train: Any, tmp
 
 
 def agree_with_transformers(folder: Path, rows: list[dict[str, Any]], text: tuple[str, ...], task: str) -> None:
-    """`from_pretrained` and `pipeline` give the probabilities that `tunesmith predict` gives."""
+    """Assert that `from_pretrained`, `pipeline` and `tunesmith predict` return equal probabilities."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
@@ -150,7 +150,7 @@ def as_dataset(rows: list[dict[str, Any]]) -> Any:
     return Dataset.from_list(rows)
 
 
-def test_dataset_dict_brings_its_splits_and_class_names(train: Any, tmp_path: Path) -> None:
+def test_dataset_dict_provides_splits_and_class_names(train: Any, tmp_path: Path) -> None:
     from datasets import ClassLabel, DatasetDict
 
     names = ClassLabel(names=["good", "bad"])
@@ -179,10 +179,10 @@ def test_labels_are_numbered_as_in_the_head(train: Any, tmp_path: Path) -> None:
     before = Predictor.load(model, use_cpu=True).probabilities(texts)
     after = Predictor.load(result.run.path, use_cpu=True)
     assert after.facts.labels.names == ("good", "bad")
-    assert np.abs(after.probabilities(texts) - before).max() < 1e-5, "the head kept its meaning"
+    assert np.abs(after.probabilities(texts) - before).max() < 1e-5, "the head keeps its label order"
 
 
-def test_labels_that_the_head_does_not_know_are_refused(train: Any, tmp_path: Path) -> None:
+def test_labels_unknown_to_the_head_are_refused(train: Any, tmp_path: Path) -> None:
     model = save_tiny_bert(tmp_path / "trained", labels=("NEGATIVE", "POSITIVE"))
     numbers = [{"text": row["text"], "label": int(row["label"] == "good")} for row in mood()]
     with pytest.raises(ConfigError, match=r"trained for NEGATIVE, POSITIVE and the data has 0, 1.*--label_names NEG"):
@@ -204,7 +204,7 @@ def test_head_for_other_labels_is_reinitialized(train: Any, tmp_path: Path) -> N
 
 
 def long_rows(count: int) -> list[dict[str, Any]]:
-    """The label is told by the last words of rows that are far longer than the model's 64 positions."""
+    """Return texts far longer than the model's 64 positions, whose last words determine the label."""
     return [
         {"text": " ".join(["the"] * 100) + " " + text, "label": "good" if good else "bad"}
         for text, good in sentences(count)
