@@ -20,7 +20,7 @@ import numpy as np
 from datasets import Dataset
 
 from common import write_record
-from tunesmith.data.audit import find_near, survey_texts
+from tunesmith.data.audit import survey_texts
 from tunesmith.data.rows import Part
 
 SHARED = Path(os.environ.get("SHARED_DIR", "/work/shared"))
@@ -100,7 +100,7 @@ def main() -> None:
             name: Part.of(Dataset.from_dict({"text": some, "labels": [0] * len(some)}), name)
             for name, some in (("train", train), ("validation", rows))
         }
-        found = find_near(survey_texts(parts, ["text"]), half)[1][half:] < half
+        found = survey_texts(parts, ["text"]).near[half:] < half
         false, hits = float(found[: len(held)].mean()), found[len(held) :]
         by_kind = dict(
             zip(planted, np.split(hits, np.cumsum([len(some) for some in planted.values()])[:-1]), strict=True)

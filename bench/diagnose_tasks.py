@@ -1,7 +1,7 @@
 """The tasks of bench/diagnose_runs.py, by group: the datasets of ../shared, tasks derived from them, and more.
 
-SHARED_DIR names the folder of the datasets, ../shared or one that bench/outside_tasks.py wrote. Features and rules are chosen on
-all groups but `sealed`, whose tasks come from packages that no other group uses.
+SHARED_DIR is the folder of the datasets: ../shared, or one written by bench/outside_tasks.py. Features and rules are chosen on
+all groups except `sealed`, whose tasks come from packages that no other group uses.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from tunesmith.labels import LabelMap, Task
 
 SHARED = Path(os.environ.get("SHARED_DIR", Path(__file__).resolve().parents[2] / "shared"))
 Row = tuple[tuple[str, ...], Any]
-"""Texts (one, or a pair) and the label: a class name, a number, or a tuple of class names."""
+"""One text or a pair, and the label: a class name, a number, or a tuple of class names."""
 Rows = list[Row]
 Splits = dict[str, Rows]
 Group = Literal[
     "choose", "report", "last", "fresh", "outside", "outside_choose", "outside_first", "outside_last", "sealed"
 ]
-"""The first four are of ../shared, the others are not. A model may be fitted to all of them but the last,
-which is looked at once."""
+"""The first four are in ../shared. A model may be fitted to all groups except the last, which is evaluated once."""
 GROUPS: tuple[Group, ...] = (
     "choose",
     "report",
@@ -45,7 +44,7 @@ HELD_OUT = 400
 
 @dataclass(frozen=True)
 class BankTask:
-    """One task. `length`: the most tokens of a row."""
+    """One task. `length`: maximum number of tokens in a row."""
 
     name: str
     group: Group
@@ -64,7 +63,7 @@ def _table(path: str) -> tuple[dict[str, str], ...]:
 
 
 def plain(folder: str, texts: tuple[str, ...] = ("text",), label: str = "label", suffix: str = "") -> Splits:
-    """The rows of a data set; a validation split is taken from train where there is none."""
+    """Return the rows of a dataset; if there is no validation split, take one from train."""
     found: Splits = {}
     for split in ("train", "validation", "test"):
         file = f"{folder}/{split}{suffix}.tsv"
@@ -78,22 +77,22 @@ def plain(folder: str, texts: tuple[str, ...] = ("text",), label: str = "label",
 
 
 def mapped(splits: Splits, change: Callable[[Row], Row | None]) -> Splits:
-    """The rows as `change` makes them; those that it makes None are left out."""
+    """Return the rows changed by `change`, without those that it maps to None."""
     return {split: [new for row in rows if (new := change(row)) is not None] for split, rows in splits.items()}
 
 
 def numbers(splits: Splits) -> Splits:
-    """A regression: the labels as numbers."""
+    """Return the rows with labels as numbers, for regression."""
     return mapped(splits, lambda row: (row[0], float(row[1])))
 
 
 def words_of(row: Row) -> list[str]:
-    """The words of a row's texts in lower case."""
+    """Return the words of a row's texts in lower case."""
     return re.findall(r"\w+", " ".join(row[0]).lower())
 
 
 def frequent_words(rows: Rows, skip: int, count: int) -> tuple[str, ...]:
-    """So many words by the number of rows that have them, after the first `skip`; equal numbers by the alphabet."""
+    """Return the `count` most frequent words (by rows, then alphabetically) after the first `skip`."""
     found: dict[str, int] = {}
     for row in rows:
         for word in set(words_of(row)):
@@ -106,7 +105,7 @@ SENTENCES = ("sentence1", "sentence2")
 
 
 def outside_tasks() -> Iterator[BankTask]:
-    """The seven that were judged first, then those of other sources: some to choose on, the others for one look each."""
+    """Return the first seven tasks, then those from more sources: some for development, the others evaluated once."""
     two, many, several, value = Task.BINARY, Task.MULTICLASS, Task.MULTILABEL, Task.REGRESSION
     first: Group = "outside"
     yield _task("sections", first, many)
@@ -148,7 +147,7 @@ def outside_tasks() -> Iterator[BankTask]:
 
 
 def sealed_tasks() -> Iterator[BankTask]:
-    """Of nine packages that no other group has, for one look."""
+    """Return tasks from nine packages that no other group uses, evaluated once."""
     two, many, several, value = Task.BINARY, Task.MULTICLASS, Task.MULTILABEL, Task.REGRESSION
     sealed: Group = "sealed"
     yield _task("complaint_severity", sealed, many, 800)
@@ -190,14 +189,14 @@ def _several(row: Row) -> Row:
 
 
 def _question_words(row: Row) -> Row:
-    """Many classes: the type of a TREC question and its question word."""
+    """Return a label of many classes: the type of a TREC question with its question word."""
     first = row[0][0].split()[0].lower()
     word = first if first in ("what", "who", "how", "where", "when", "which", "why", "name") else "other"
     return row[0], f"{row[1]} {word}"
 
 
 def _frequent(splits: Splits, least: int) -> Splits:
-    """Classes with at least so many training rows."""
+    """Keep classes with at least this many training rows."""
     counts: dict[Any, int] = {}
     for _, label in splits["train"]:
         counts[label] = counts.get(label, 0) + 1
@@ -205,7 +204,7 @@ def _frequent(splits: Splits, least: int) -> Splits:
 
 
 def _joined(splits: Splits) -> Splits:
-    """Multilabel: two rows joined, with the labels of both."""
+    """Join two rows with the labels of both, for multilabel."""
     found: Splits = {}
     for split, rows in splits.items():
         halves = zip(rows[::2], rows[1::2], strict=False)
@@ -214,7 +213,7 @@ def _joined(splits: Splits) -> Splits:
 
 
 def _is(name: str, splits: Splits, share: float | None = None) -> Splits:
-    """Two classes, one against the rest; with `share`, as rare as that."""
+    """Return two classes, one vs. the rest; with `share`, the first is that rare."""
     found = mapped(splits, lambda row: (row[0], "yes" if row[1] == name else "no"))
     if share is None:
         return found
@@ -227,13 +226,13 @@ def _is(name: str, splits: Splits, share: float | None = None) -> Splits:
 
 
 def _overlap(row: Row) -> Row:
-    """Regression: the share of words that two sentences have in common."""
+    """Return the share of common words of two sentences, for regression."""
     one, other = (set(re.findall(r"\w+", text.lower())) for text in row[0])
     return row[0], 5 * len(one & other) / max(1, len(one | other))
 
 
 def _opinion(row: Row) -> Row:
-    """Regression with noise: subjective or not, and how long the sentence is."""
+    """Return a noisy score of subjectivity and sentence length, for regression."""
     noise = random.Random(row[0][0]).gauss(0, 0.3)
     return row[0], (row[1] == "subjective") + 0.5 * math.log(max(2, len(row[0][0].split())) / 20) + noise
 
@@ -243,13 +242,13 @@ def _length_class(row: Row) -> Row:
 
 
 def _length(most: int, row: Row) -> Row:
-    """Regression with noise: how many words the text has, at most so many."""
+    """Return the noisy number of words, at most `most`, for regression."""
     noise = random.Random(row[0][0]).gauss(0, 0.15)
     return row[0], math.log2(max(2, min(most, len(words_of(row))))) + noise
 
 
 def _letters(row: Row) -> Row:
-    """Regression: the mean length of the first words."""
+    """Return the mean length of the first words, for regression."""
     words = words_of(row)[:90] or ["a"]
     return row[0], sum(map(len, words)) / len(words)
 
@@ -260,7 +259,7 @@ def _long_words(row: Row) -> Row:
 
 
 def _first_of(splits: Splits, skip: int, count: int, within: int) -> Splits:
-    """Many classes: which of so many frequent words comes first; one text of a pair."""
+    """Label rows with the first of `count` frequent words, for many classes; uses one text of a pair."""
     single = mapped(splits, lambda row: ((row[0][0],), ""))
     words = set(frequent_words(single["train"], skip, count))
 
@@ -272,7 +271,7 @@ def _first_of(splits: Splits, skip: int, count: int, within: int) -> Splits:
 
 
 def _which_of(splits: Splits, skip: int, count: int, within: int) -> Splits:
-    """Multilabel: which of so many frequent words a text has."""
+    """Label rows with all of `count` frequent words that they contain, for multilabel."""
     words = frequent_words(splits["train"], skip, count)
 
     def change(row: Row) -> Row | None:
@@ -284,7 +283,7 @@ def _which_of(splits: Splits, skip: int, count: int, within: int) -> Splits:
 
 
 def _opening(row: Row) -> Row | None:
-    """Which word a sentence began with, told from the rest of it."""
+    """Return the rest of a sentence, labeled with its first word."""
     first, _, rest = row[0][0].partition(" ")
     known = {
         "the": "the",
@@ -317,7 +316,7 @@ def _nearly_same(row: Row) -> Row:
 
 
 def _one_of(names: tuple[str, ...], other: str | None, row: Row) -> Row | None:
-    """The classes named; the rest as one class, or left out."""
+    """Keep the named classes; the rest become one class or are excluded."""
     name = row[1] if row[1] in names else other
     return None if name is None else (row[0], name)
 
@@ -370,7 +369,7 @@ def _list_tasks() -> Iterator[BankTask]:
 
 
 def _fresh_tasks() -> Iterator[BankTask]:
-    """Made after the third group had been judged."""
+    """Return the tasks that were added after the third group had been evaluated."""
     two, many, several, value = Task.BINARY, Task.MULTICLASS, Task.MULTILABEL, Task.REGRESSION
     subj, r8, news = (partial(plain, name) for name in ("subj", "r8", "news6"))
     mrpc = partial(plain, "mrpc", ("sentence1", "sentence2"))
@@ -393,7 +392,7 @@ TASKS = {task.name: task for task in _list_tasks()}
 
 @cache
 def read_task(name: str) -> Splits:
-    """Train, validation and test rows, the last two at most 500 and 400."""
+    """Return training, validation (at most 500) and test rows (at most 400)."""
     splits = TASKS[name].read()
     return {
         "train": splits["train"],
@@ -403,7 +402,7 @@ def read_task(name: str) -> Splits:
 
 
 def label_map(name: str) -> LabelMap:
-    """The classes of a task, by the training rows."""
+    """Return the classes of a task, from its training rows."""
     task = TASKS[name]
     labels = [label for _, label in read_task(name)["train"]]
     if task.kind is Task.REGRESSION:

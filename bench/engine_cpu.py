@@ -3,7 +3,7 @@
     .venv/bin/python bench/common.py
     .venv/bin/python bench/engine_cpu.py [--batch 8 32] [--rounds 5] [--steps 12] [--output FILE.json]
 
-all-MiniLM-L6-v2, MRPC, float32, dropout on. Three processes take turns of `--steps` steps, `--rounds` times: tunesmith,
+all-MiniLM-L6-v2, MRPC, float32, dropout on. Three processes take turns with `--steps` steps, `--rounds` times: tunesmith,
 Trainer with its defaults (random order), and Trainer with group_by_length. Prints the median time per step. The first two
 steps of a turn are not counted.
 """
@@ -28,7 +28,7 @@ from common import TOKENS, engine_rows, pad, trainer_rows, write_record
 KINDS = {"tunesmith": "", "Trainer, defaults": "random", "Trainer, group_by_length": "group_by_length"}
 WARM_UP = 2
 Turn = Callable[[int], list[float]]
-"""Train some more steps and return the seconds of each."""
+"""A function that trains some steps and returns the seconds of each."""
 
 
 def make_model() -> Any:
@@ -73,7 +73,7 @@ def our_turns(batch: int) -> Turn:
 
 
 def their_turns(batch: int, sampling: str) -> Turn:
-    """Set up transformers.Trainer: a new one per turn on the same model, whose start-up is not counted."""
+    """Set up transformers.Trainer: a new one per turn on the same model; its start-up is not counted."""
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     rows, model = trainer_rows(engine_rows("mrpc", "train")), make_model()

@@ -1,4 +1,4 @@
-"""The same run with transformers.Trainer: same model, rows, steps, save interval. For the other column of the table."""
+"""The run of bench/fault_table.py with transformers.Trainer: same model, rows, steps and save interval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULTS: dict[str, Any] = {"rows": 48, "accumulation": 1, "fault": None, "jit":
 
 
 def main(options: dict[str, Any]) -> int:
-    """Trains, or goes on from the last checkpoint as its documentation says; a Python error is exit code 1."""
+    """Train, or resume from the last checkpoint as documented; return 1 after a Python error."""
     try:
         run_trial({**DEFAULTS, **options})
     except Exception as error:
@@ -32,7 +32,7 @@ def main(options: dict[str, Any]) -> int:
 
 
 def rows_of(count: int, seed: int) -> list[dict[str, Any]]:
-    """Rows as a Dataset would give them."""
+    """Return rows like those of a Dataset."""
     lists = token_lists(count, seed=seed)
     return [
         {k: lists[k][i] for k in lists} | {"attention_mask": [1] * len(lists["input_ids"][i])} for i in range(count)
@@ -40,7 +40,7 @@ def rows_of(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Pads to the longest row."""
+    """Pad to the longest row."""
     width = max(len(r["input_ids"]) for r in rows)
     out = {
         k: torch.tensor([r[k] + [0] * (width - len(r[k])) for r in rows])
@@ -51,7 +51,7 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def run_trial(options: dict[str, Any]) -> None:
-    """One Trainer, the way its examples use it."""
+    """Train with a Trainer as in its examples."""
     folder = options["folder"]
     model = tiny_bert(dropout=0.1)
     arguments = TrainingArguments(
@@ -90,7 +90,7 @@ def run_trial(options: dict[str, Any]) -> None:
 
 
 def time_saves(trainer: Any) -> list[float]:
-    """Fills up with the seconds of each save."""
+    """Return a list that collects the seconds of each save."""
     inner, seconds = trainer._save_checkpoint, []
 
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -103,7 +103,7 @@ def time_saves(trainer: Any) -> list[float]:
 
 
 def digest(trainer: Any) -> str:
-    """sha256 over model and optimizer, and over the log without its clocks."""
+    """Return the SHA-256 of model and optimizer, and of the log without times."""
     total = hashlib.sha256()
     tensors = {f"model.{n}": t for n, t in trainer.model.state_dict().items()}
     for index, values in enumerate(trainer.optimizer.state.values()):
@@ -120,7 +120,7 @@ def digest(trainer: Any) -> str:
 
 
 def alarm_in_save(trainer: Any, n: str, seconds: str) -> None:
-    """The process ends so many seconds into its n-th save."""
+    """Kill the process this many seconds into its n-th save."""
     inner = trainer._save_checkpoint
     start = Counter(int(n), lambda: signal.setitimer(signal.ITIMER_REAL, float(seconds)))
 
@@ -132,7 +132,7 @@ def alarm_in_save(trainer: Any, n: str, seconds: str) -> None:
 
 
 def signal_at(trainer: Any, point: str, n: str, name: str) -> None:
-    """A signal to this process at the n-th passage of a point of the step."""
+    """Send this process a signal when it reaches a point of the step for the n-th time."""
     act = Counter(int(n), lambda: os.kill(os.getpid(), getattr(signal, f"SIG{name}")))
 
     class Send(TrainerCallback):
@@ -148,7 +148,7 @@ def signal_at(trainer: Any, point: str, n: str, name: str) -> None:
 
 
 def nan_gradient(trainer: Any, step: str) -> None:
-    """The gradient of one weight is NaN from a step on."""
+    """Make the gradient of one weight NaN at this step and later ones."""
     weight = trainer.model.bert.encoder.layer[1].output.dense.weight
     weight.register_hook(
         lambda grad: torch.full_like(grad, float("nan")) if trainer.state.global_step + 1 >= int(step) else grad

@@ -1,4 +1,4 @@
-"""The same faults on tunesmith and on transformers.Trainer: does the run continue with the same result?
+"""Test the same faults on tunesmith and on transformers.Trainer: does the run continue with the same result?
 
     python bench/fault_table.py --output docs/research/measurements/faults.json       # two minutes; a full disk needs root
 
@@ -34,7 +34,7 @@ SAME, DIFFERENT, REFUSED, CRASHED = "identical", "silently different", "refused 
 
 @dataclass
 class Side:
-    """One of the two libraries; `outcomes` counts the trials of the current fault."""
+    """One of the two libraries; `outcomes` counts the trials of the current fault by result."""
 
     kind: str
     root: Path
@@ -91,7 +91,7 @@ class Side:
 
 
 def aimed_kills(side: Side) -> None:
-    """30 kills during a save, at random times."""
+    """Kill the process 30 times during a save, at random times."""
     rng = random.Random(17)
     for trial in range(30):
         folder = side.root / f"aimed-{trial}"
@@ -103,7 +103,7 @@ def aimed_kills(side: Side) -> None:
 
 
 def signals(side: Side, **options: Any) -> None:
-    """SIGTERM in the forward pass, the backward pass, the optimizer step and the evaluation."""
+    """Send SIGTERM in the forward pass, the backward pass, the optimizer step and the evaluation."""
     codes = []
     for point, n in (("forward", 7), ("backward", 7), ("optimizer", 7), ("evaluate", 3), ("forward", 16)):
         folder = side.root / f"signal-{point}-{n}"
@@ -116,12 +116,12 @@ def signals(side: Side, **options: Any) -> None:
 
 
 def jit_signals(side: Side) -> None:
-    """SIGTERM with enable_jit_checkpoint of transformers."""
+    """Send SIGTERM with enable_jit_checkpoint of transformers."""
     signals(side, **({"jit": True} if side.kind == "peer" else {}))
 
 
 def disk_full(side: Side) -> None:
-    """A full disk, then the same command with enough space."""
+    """Run on a full disk, then again with enough space."""
     disk = side.root / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], check=True)
@@ -173,7 +173,7 @@ def stopped_run(side: Side) -> Path:
 
 
 def damaged_files(side: Side) -> None:
-    """Each file of the newest checkpoint empty, halved, with a flipped bit, or deleted."""
+    """Empty, halve, flip a bit of, or delete each file of the newest checkpoint."""
     stopped = stopped_run(side)
     wrong = Counter[str]()
     for file in sorted(f.name for f in side.newest(stopped).iterdir()):
@@ -189,7 +189,7 @@ def damaged_files(side: Side) -> None:
 
 
 def missing_pieces(side: Side) -> None:
-    """One state file missing (for tunesmith with a matching manifest)."""
+    """Remove one state file (for tunesmith, with a matching manifest)."""
     pieces = {
         "peer": ["optimizer.pt", "scheduler.pt", "rng_state.pth"],
         "engine": ["optimizer.safetensors", "generators.safetensors", "state.json"],
@@ -206,7 +206,7 @@ def missing_pieces(side: Side) -> None:
 
 
 def changed_runs(side: Side) -> None:
-    """Four examples removed, or a different gradient accumulation, before the resume."""
+    """Remove four examples or change gradient accumulation before resuming."""
     for options in ({"rows": 44}, {"accumulation": 2}):
         folder = side.root / "changed"
         shutil.copytree(stopped_run(side), folder)
@@ -215,7 +215,7 @@ def changed_runs(side: Side) -> None:
 
 
 def nan_gradient(side: Side) -> None:
-    """A NaN gradient at step 5 and later."""
+    """Make gradients NaN at step 5 and later."""
     import numpy as np
     from safetensors.numpy import load_file
 

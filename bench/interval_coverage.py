@@ -1,4 +1,4 @@
-"""Coverage of the 95% confidence intervals, and false positives of the paired tests at 5%.
+"""Measure the coverage of the 95% confidence intervals, and false positives of the paired tests at 5%.
 
     python bench/interval_coverage.py [--simulations 4000] [--output docs/research/measurements/interval_coverage.json]
 

@@ -1,10 +1,10 @@
-"""How well the share of wrong training labels is estimated: planted errors, clean and noisy validation labels.
+"""Measure how well the share of wrong training labels is estimated: planted errors, clean and noisy validation labels.
 
     python bench/label_noise.py --tasks cr trec sick_entailment mrpc     # development tasks
     python bench/label_noise.py --tasks subj news6 r8                    # held-out tasks
 
-Reads 1,500 training examples per task with a frozen encoder, replaces labels by others, and estimates the share as a run
-does: from out-of-fold predictions of the linear probe, and its predictions of validation examples. Takes minutes on one core.
+Reads 1,500 training examples per task with a frozen encoder, replaces labels with wrong ones, and estimates the share as a
+run does: from out-of-fold predictions of the linear probe and its predictions of validation examples. Takes minutes on one core.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_task(task: str, rows: int) -> tuple[list[tuple[str, ...]], Any]:
 
 @torch.inference_mode()
 def embed(folder: str, texts: list[tuple[str, ...]]) -> torch.Tensor:
-    """Return the mean of the token vectors, as the probe with mean pooling reads them."""
+    """Return the mean-pooled token vectors, as in the linear probe."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
     order = np.argsort([sum(map(len, row)) for row in texts], kind="stable")
     found = torch.zeros(len(texts), model.config.hidden_size)
@@ -58,7 +58,7 @@ def embed(folder: str, texts: list[tuple[str, ...]]) -> torch.Tensor:
 
 
 def plant(labels: Any, classes: int, rate: float, draw: np.random.Generator) -> Any:
-    """Return the labels with this share replaced by random others."""
+    """Return the labels with this share replaced by random wrong ones."""
     wrong = np.zeros(len(labels), bool)
     wrong[draw.permutation(len(labels))[: round(rate * len(labels))]] = True
     return np.where(wrong, (labels + draw.integers(1, classes, len(labels))) % classes, labels)
@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["subj", "news6", "r8"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[300, 1000])
-    parser.add_argument("--model", help="folder of the encoder [the embedded all-MiniLM-L6-v2]")
+    parser.add_argument("--model", help="folder of the encoder [the bundled all-MiniLM-L6-v2]")
     args = parser.parse_args()
     found: dict[tuple[int, str], list[tuple[float, LabelNoise | None]]] = {}
     for task in args.tasks:

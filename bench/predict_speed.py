@@ -5,7 +5,7 @@
     .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/research/measurements/predict_cpu.json
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 100000
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 0 --mrpc_times 30 \
-        --peer_rows 800 --batch 64 --pipeline_batch 64 --one_process    # tokenization in processes vs. Rust threads
+        --peer_rows 800 --batch 64 --pipeline_batch 64
 
 There are two workloads: MRPC's test split (1,725 pairs, repeated `--mrpc_times`), and `--rows` examples with a long tail of
 lengths (bench/common.py). `Predictor` runs once from token ids, like the Trainer, and once from text, like the pipeline. Peers
@@ -95,15 +95,11 @@ def make_folder(shape: str, folder: Path) -> Path:
     return folder
 
 
-def make_ours(folder: Path, device: str, precision: str, *, alone: bool = False) -> Any:
-    """Return a Predictor; with `alone`, one process tokenizes, with the threads of the Rust core."""
-    from tunesmith.data.tokenize import ChunkEncoder
+def make_ours(folder: Path, device: str, precision: str) -> Any:
+    """Return a Predictor."""
     from tunesmith.inference.predictor import Predictor
 
-    predictor = Predictor.load(folder, use_cpu=device == "cpu", precision="bf16" if precision == "bf16" else "no")
-    if alone:
-        predictor.network.chunks = ChunkEncoder(predictor.network.encoder, has_types=predictor.network.has_types)
-    return predictor
+    return Predictor.load(folder, use_cpu=device == "cpu", precision="bf16" if precision == "bf16" else "no")
 
 
 def make_trainer(folder: Path, device: str, precision: str, batch: int, scratch: str) -> Callable[[Any], Outputs]:
@@ -147,7 +143,7 @@ def make_pipeline(folder: Path, device: str, precision: str, batch: int) -> Call
 
 def make_contestants(work: Work, folder: Path, args: argparse.Namespace, scratch: str) -> list[Contestant]:
     """Return all contestants, each with its own model, warmed up on a few examples."""
-    few, some, many = work.first(64), work.first(args.peer_rows), work.first(8192)
+    few, some = work.first(64), work.first(args.peer_rows)
     found: list[Contestant] = []
 
     def add(name: str, kind: str, given: Work, predict: Callable[[Work], Outputs]) -> None:
@@ -164,12 +160,6 @@ def make_contestants(work: Work, folder: Path, args: argparse.Namespace, scratch
         }
         add(f"Trainer.predict, batch {batch}", "ids", some, lambda w, t=trainer, rows=lists: t(rows[id(w)]))
     add("tunesmith, from text", "text", work, lambda w: ours.probabilities(w.texts, w.pairs))
-    print(f"  tokenizer processes: {ours.network.processes}")
-    if args.device == "cuda":
-        ours.probabilities(many.texts, many.pairs)  # starts the tokenizer processes
-    if args.one_process:
-        alone = make_ours(folder, args.device, args.precision, alone=True)
-        add("from text, one process", "text", work, lambda w: alone.probabilities(w.texts, w.pairs))
     for batch in args.pipeline_batch:
         add(f"pipeline, batch {batch}", "text", some, make_pipeline(folder, args.device, args.precision, batch))
     return found
@@ -237,7 +227,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="examples of the long-tail workload; 0: skip it")
     parser.add_argument("--mrpc_rows", type=int, default=10**9, help="examples of MRPC; 0: skip it")
     parser.add_argument("--mrpc_times", type=int, default=1, help="how often to repeat MRPC")
-    parser.add_argument("--one_process", action="store_true", help="also measure Predictor without tokenizer processes")
     parser.add_argument("--peer_rows", type=int, default=10**9, help="examples of each workload for the peers")
     parser.add_argument("--batch", type=int, nargs="*", default=[8, 64], help="batch sizes of Trainer.predict")
     parser.add_argument("--pipeline_batch", type=int, nargs="*", default=[1, 64])

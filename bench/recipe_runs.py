@@ -49,7 +49,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """`auto` with one choice changed. `dense` is not an option of tunesmith: the dense layer before the last one starts as the
 identity, as `pooling` sets it, and is trained."""
-LONG = {f"{kind} {length}": (kind, length) for length in (128, 256, 512) for kind in ("head", "head_tail", "windows")}
+LONG = {f"{kind} {length}": (kind, length) for length in (128, 256, 512) for kind in ("head", "head_tail")}
 """`auto` with `--max_seq_length` and `--long_texts`, for tasks packed with longer texts."""
 RARE = ("r8", "r8head", "sickneg", "rare5", "rare_games")
 """Tasks with a rare class."""
@@ -92,21 +92,19 @@ def rows_of(unit: Unit, rows: Any) -> Any:
     return rows.select(order[: unit["size"]] if unit["size"] else order)
 
 
-def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
-    """Return the examples truncated or split into windows, as `--long_texts` does."""
-    from tunesmith.data.batches import TextWindows, TokenRows
+def shown(rows: Any, recipe: str) -> Any:
+    """Return the examples truncated as `--long_texts` does."""
+    from tunesmith.data.batches import TokenRows
 
     if recipe not in LONG:
         return rows
     kind, length = LONG[recipe]
-    windows = TextWindows(length, 1, 1, drawn) if kind == "windows" else None
-    length = length if windows is None else windows.longest
     front = length // 2 if kind == "head_tail" else length - 1
     columns: dict[str, Any] = {"labels": rows.labels}
     for name, column in rows.columns.items():
         whole = [np.asarray(values) for values in column.take(np.arange(len(rows)))]
         columns[name] = [v if len(v) <= length else np.concatenate([v[:front], v[front - length :]]) for v in whole]
-    return TokenRows.from_lists(columns).in_windows(windows)
+    return TokenRows.from_lists(columns)
 
 
 def options_of(recipe: str, before: dict[str, Found]) -> dict[str, Any]:
@@ -146,8 +144,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     began_all = time.perf_counter()
     splits, labels, padding = _task(pack, unit["model"], unit["task"])
     folder = _model(pack, unit["model"], place)
-    train, test = rows_of(unit, splits["train"]), shown(splits["test"], recipe, drawn=False)
-    train = shown(train, recipe, drawn=True)
+    train, test = rows_of(unit, splits["train"]), shown(splits["test"], recipe)
+    train = shown(train, recipe)
     on_gpu = runtime.device.type == "cuda"
     given = {"model_name_or_path": str(folder), "seed": unit["seed"], "cache_dir": str(place)}
     options = options_of(recipe, before)

@@ -129,23 +129,23 @@ def print_table(runs: list[dict[str, Any]]) -> None:
     others = sorted({str(r["recipe"]) for r in runs} - {*known})
     names = [n for n in (*known, *others) if any(r["recipe"] == n for r in runs)]
     shown = [n for n in names if n not in (*ABLATIONS, *others)]
-    beside = [n for n in shown if n not in ("auto", *LONG)]
-    print(f"| model | task | rows | seeds | {' | '.join(shown)} | {' | '.join(f'auto - {n}' for n in beside)} |")
-    print("|---" * (4 + len(shown) + len(beside)) + "|")
+    compared = [n for n in shown if n not in ("auto", *LONG)]
+    print(f"| model | task | rows | seeds | {' | '.join(shown)} | {' | '.join(f'auto - {n}' for n in compared)} |")
+    print("|---" * (4 + len(shown) + len(compared)) + "|")
     scored = [run for run in runs if run.get("score") is not None]
-    gains = {n: paired_gains(runs, "auto", n) for n in beside}
+    gains = {n: paired_gains(runs, "auto", n) for n in compared}
     for cell in sorted({(r["model"], r["task"], r["size"]) for r in scored}):
         here = [r for r in scored if (r["model"], r["task"], r["size"]) == cell]
         every = [{r["seed"] for r in here if r["recipe"] == n} for n in shown if any(r["recipe"] == n for r in here)]
         shared = set.intersection(*every) if every else {r["seed"] for r in here}
         cells = [_mean([r["score"] for r in here if r["recipe"] == n and r["seed"] in shared]) for n in shown]
-        cells += [f"{statistics.fmean(gains[n][cell]):+.1f}" if cell in gains[n] else "" for n in beside]
+        cells += [f"{statistics.fmean(gains[n][cell]):+.1f}" if cell in gains[n] else "" for n in compared]
         print(f"| {cell[0]} | {cell[1]} | {cell[2] or 'all'} | {len(shared)} | {' | '.join(cells)} |")
     print(
         "\n| model | recipe | vs. | mean gain | 95% interval over tasks | worst task | worst task x size | not below |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n in (*ABLATIONS, *others)]
+    pairs = [("auto", n) for n in compared] + [(n, "auto") for n in names if n in (*ABLATIONS, *others)]
     pairs += [(n, f"head {n.split()[-1]}") for n in names if n in LONG and not n.startswith("head ")]
     models = sorted({str(run["model"]) for run in scored})
     for model in [*models, "all"] if len(models) > 1 else models:

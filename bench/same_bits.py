@@ -2,9 +2,9 @@
 
     python bench/same_bits.py OLD_CHECKOUT NEW_CHECKOUT [--dropout 0.1]
 
-All ways in (command line, `Trainer`, the loop, an estimator), four tasks, two precisions, accumulation, early stopping with the
-best model, two ranks, and a run that is killed and resumed. Each run is a process with one thread, on a BERT of 2 layers.
-The table shows the largest difference of each kind, relative for values above 1. Exit status 1 if a run differs.
+Covers all APIs (command line, `Trainer`, the loop, an estimator), four tasks, two precisions, accumulation, early stopping with
+the best model, two ranks, and a run that is killed and resumed. Each run trains a two-layer BERT in a single-threaded process.
+The table shows the largest difference of each kind, relative for values above 1. Exits with 1 if a run differs.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def read_run(run: Path) -> dict[str, Any]:
 
 
 def largest_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Return the largest difference (relative for values above 1), and how many names only one side has."""
+    """Return the largest difference (relative for values above 1), and the number of names that only one side has."""
     import numpy as np
 
     common = old.keys() & new.keys()

@@ -1,4 +1,4 @@
-"""Take pictures of reports and comparisons in Chromium, at 1400 and 390 pixels.
+"""Take screenshots of reports and comparisons in Chromium, at 1400 and 390 pixels.
 
 python bench/screenshots.py runs/demo --readme          # docs/images/report.png of the README
 python bench/screenshots.py RUN [RUN ...] --output DIR  # all pages: each report, and the comparison of all runs
@@ -24,7 +24,7 @@ README_HEIGHT = 1800
 
 
 def shrink(path: Path) -> None:
-    """Reduce the number of colors: these pictures have few, and a README should load quickly."""
+    """Reduce the number of colors, so that the README loads quickly."""
     from PIL import Image
 
     with Image.open(path) as picture:
@@ -33,7 +33,7 @@ def shrink(path: Path) -> None:
 
 
 def take(browser: Browser, page: Path, width: int, picture: Path, height: int | None = None) -> None:
-    """Write a picture of the whole page, or of its top."""
+    """Write a screenshot of the whole page, or of its top."""
     browser.look(width=width, height=900)
     browser.open(page.as_uri())
     assert browser.run("document.documentElement.scrollWidth") <= width, f"{page} is wider than {width} pixels"
@@ -44,7 +44,7 @@ def take(browser: Browser, page: Path, width: int, picture: Path, height: int | 
 
 
 def main() -> None:
-    """Write the pages of the runs with the present code and take their pictures."""
+    """Write the pages of the runs with the current code and take screenshots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--output", type=Path, default=Path("screenshots"))

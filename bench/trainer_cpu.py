@@ -1,10 +1,10 @@
-"""Time per training step of our Trainer and transformers' on the CPU: all-MiniLM-L6-v2, MRPC, both in one process.
+"""Measure the time per training step of tunesmith's Trainer and transformers' on the CPU: all-MiniLM-L6-v2, MRPC, one process.
 
     .venv/bin/python bench/trainer_cpu.py [--quick] [--scripts unmodified siamese] [--batch 8 32] [--output FILE.json]
 
-Each row is a script with one change that people make. The Trainers take turns, each with a fresh model; the first steps of a turn
-are not counted. Prints the median per step and the ratio of medians, in wall-clock time and in processor time (other processes
-on the machine change the latter little).
+Each row is a script with one common change. The Trainers take turns, each with a new model; the first steps of a turn are not
+counted. Prints the median per step and the ratio of medians, in wall-clock time and in CPU time (which other processes affect
+less).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LENGTHS = ("input_ids", "token_type_ids", "attention_mask")
 
 
 class Pooled(nn.Module):
-    """A class of the user's: an encoder, the mean of its tokens, and a linear layer."""
+    """A custom model: an encoder, mean pooling, and a linear layer."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ NAMES = (
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Notes the time at the end of each step."""
+    """Callback that records the time at the end of each step."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[float, float]] = []
@@ -180,7 +180,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
 
 def take_turn(scripts: Scripts, script: str, kind: Any, batch: int, steps: int) -> list[tuple[float, ...]]:
-    """Return (seconds, processor seconds) of each step that counts."""
+    """Return wall-clock and CPU seconds of each counted step."""
     made = scripts.make(script)
     clock = Clock()
     with tempfile.TemporaryDirectory() as output:

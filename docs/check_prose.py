@@ -1,7 +1,8 @@
 """Check README, docs, help and messages for phrases that readers stumble over: python docs/check_prose.py
 
-Covers all Markdown pages, the `--help_all` output of every command, and all docstrings, messages and comments in src. Code blocks,
-inline code and quotations are skipped. Exits with 1 if a phrase is found.
+Covers all Markdown pages, the `--help_all` output of every command, and docstrings, messages and comments in src, bench and tests
+(in tests without strings, which may be test data). Code blocks, inline code and quotations are skipped. Exits with 1 if a phrase
+is found.
 """
 
 from __future__ import annotations
@@ -105,9 +106,13 @@ def main() -> int:
     """Print every hit with its place; return 1 if there is one."""
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "src").rglob("*.md"))]
     texts = [(f"{p.relative_to(ROOT)}:{number}", line, STRICT) for p in pages for number, line in page_lines(p)]
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        name = path.relative_to(ROOT)
-        texts += [(f"{name}:{n}", line, STRICT if message else FOUND) for n, line, message in source_lines(path)]
+    for path in sorted(path for folder in ("src", "bench", "tests") for path in (ROOT / folder).rglob("*.py")):
+        name, folder = path.relative_to(ROOT), path.relative_to(ROOT).parts[0]
+        texts += [
+            (f"{name}:{n}", line, STRICT if message and folder == "src" else FOUND)
+            for n, line, message in source_lines(path)
+            if not message or folder != "tests"
+        ]
     texts += [(command, line, STRICT) for command, line in help_lines()]
     hits = [
         f"{place}: {match[0]!r} (write: {instead})"

@@ -66,7 +66,7 @@ def send(port: int, request: bytes, seconds: float = 5.0) -> tuple[int, bytes]:
     """Return status and body of the first response; status 0 on timeout or if the server closed the connection."""
     answer = b""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as raw:
-        with suppress(ConnectionError):  # the server may respond before it read the whole request
+        with suppress(ConnectionError):  # the server may respond before it has read the whole request
             raw.sendall(request)
         try:
             while not _is_whole(answer) and (part := raw.recv(65536)):

@@ -50,7 +50,7 @@ def make_run(
     metric: str = "accuracy",
     rate: float = 5e-5,
 ) -> list[Event]:
-    """One epoch per value: `train` and `validation` are losses at the epochs' ends. Steps are noisy around `train`."""
+    """Make one epoch per value: `train` and `validation` are losses at the end of each epoch; steps are noisy around `train`."""
     pick = random.Random(seed)
     epochs = len(train)
     total = steps_per_epoch * (planned_epochs or epochs)
@@ -110,7 +110,7 @@ _REST = (
 
 
 def make_folder(path: Any, events: list[Event], *, rows: int = 408, hostile: bool = False, seed: int = 0) -> Any:
-    """A whole run folder, as `tunesmith train` and `predict` leave it. `hostile` puts markup into every text and name."""
+    """Write a run folder like `tunesmith train` and `predict`; `hostile` adds markup to every text and name."""
     import json
     from pathlib import Path
 
@@ -176,7 +176,7 @@ def make_folder(path: Any, events: list[Event], *, rows: int = 408, hostile: boo
 
 
 def make_gallery(root: Any) -> list[str]:
-    """Runs of every kind a board shows: names of all lengths, tasks, verdicts and ends. Gives the names of the folders."""
+    """Write runs with every kind of name, task, verdict and end; return the names of the folders."""
     import json
 
     good: dict[str, Any] = {"accuracy": [0.78, 0.85, 0.86], "train_accuracy": [0.8, 0.87, 0.9], "steps_per_epoch": 30}
@@ -224,7 +224,7 @@ TOPICS = (
 
 
 def make_split_folder(path: Any, *, kind: str, rows: int = 300, seed: int = 0) -> Any:
-    """A run of 14 classes ("many") or of a regression ("values"), with test and validation rows, metrics and warnings."""
+    """Write a run with 14 classes ("many") or a regression ("values"), with test and validation rows, metrics and warnings."""
     import json
 
     import pyarrow as pa

@@ -40,12 +40,17 @@ UNLABELLED = -1
 """The label id of a row without a label (GLUE test splits)."""
 
 
+def fold_label(name: str) -> str:
+    """Equal for labels that differ only in case or spaces."""
+    return " ".join(name.casefold().split())
+
+
 def match_names(order: Sequence[str], names: Sequence[str]) -> tuple[str, ...] | None:
     """`names` in the order of `order`, matched exactly or else but for case and spaces; None when they are others."""
     if set(order) == set(names) and len(order) == len(names):
         return tuple(order)
-    folded = {" ".join(name.casefold().split()): name for name in names}
-    keys = [" ".join(name.casefold().split()) for name in order]
+    folded = {fold_label(name): name for name in names}
+    keys = list(map(fold_label, order))
     if len(folded) != len(names) or len(set(keys)) != len(keys) or set(keys) != set(folded):
         return None
     return tuple(folded[key] for key in keys)

@@ -1,4 +1,4 @@
-"""Where the text of a page lies, measured in Chromium: what overlaps, what is cut, what stands outside the window."""
+"""Layout checks in Chromium: text that overlaps, is cut off, or is outside the window."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ LOOKS = [(width, dark) for width in (390, 1400) for dark in (False, True)]
 
 
 def page_faults(browser: Browser, *, may_scroll: str = ".no-table") -> list[str]:
-    """What is wrong with the page at its present width; a table that matches `may_scroll` may be wider than its frame."""
+    """Return layout faults at the current width; tables that match `may_scroll` may be wider than their frame."""
     return list(browser.run(FAULTS.replace("MAY_SCROLL", repr(may_scroll))))
 
 
 def unfold_all(browser: Browser) -> None:
-    """Opens every part of the page that can be unfolded."""
+    """Open all collapsed sections of the page."""
     browser.run("document.querySelectorAll('details').forEach((part) => { part.open = true; })")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # behind tests, which has a conftest, too
+sys.path.append(str(Path(__file__).parent))  # after tests, which has a conftest, too
 from devtools import CHROMIUM, Browser
 
 

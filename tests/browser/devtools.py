@@ -1,4 +1,4 @@
-"""A real Chromium driven through its DevTools pipe: no driver, no library, just JSON over two file descriptors."""
+"""Control Chromium through its DevTools pipe: JSON over two file descriptors, without driver or library."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ FLAGS = (
 
 
 class Browser:
-    """A browser with one tab at a time. `console` and `requests` hold what its page reported and asked for.
+    """A browser with one tab. `console` and `requests` contain the messages and requests of its page.
 
-    Both come from DevTools events of that tab: what the browser fetches for itself is not among them.
+    Both come from DevTools events of the tab, without the browser's internal requests.
     """
 
     def __init__(self, profile: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
@@ -82,19 +82,19 @@ class Browser:
         os.close(self._read)
 
     def look(self, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        """Sets the window and the colour scheme."""
+        """Set the window size and the color scheme."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
 
     def open(self, url: str) -> None:
-        """Goes to an address and waits until it is loaded."""
+        """Open a URL and wait until it is loaded."""
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def open_fresh(self, url: str) -> None:
-        """Opens an address in a plain window, with `console` and `requests` of this page alone."""
-        self.call("Page.navigate", url="about:blank")  # the page before must not report any more
+        """Open a URL in a default window and reset `console` and `requests`."""
+        self.call("Page.navigate", url="about:blank")  # the previous page must not report anymore
         self.run("1")
         self.console.clear()
         self.requests.clear()
@@ -103,27 +103,27 @@ class Browser:
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page (a promise is awaited)."""
+        """Return the value of a JavaScript expression in the page (promises are awaited)."""
         reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in reply:
             raise AssertionError(f"{expression}: {reply['exceptionDetails']}")
         return reply["result"].get("value")
 
     def wait(self, condition: str, *, seconds: float = 30) -> None:
-        """Waits until a JavaScript condition holds."""
+        """Wait until a JavaScript condition is true."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
                 if self.run(condition):
                     return
             except AssertionError:
-                pass  # the page is just changing
+                pass  # the page is loading
             time.sleep(0.05)
         shown = self.run("document.body ? document.body.innerText.slice(0, 1500) : ''")
         raise AssertionError(f"not within {seconds} s: {condition}\n{shown}\n{self.console}")
 
     def screenshot(self, path: Path, *, full: bool = False) -> None:
-        """Writes a PNG of the window, or of the whole page."""
+        """Write a PNG of the window, or of the whole page."""
         options: dict[str, Any] = {"format": "png"}
         if full:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
@@ -131,11 +131,11 @@ class Browser:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
 
     def outside(self, own: str) -> list[str]:
-        """Requests that went anywhere but to `own`."""
+        """Return requests to other addresses than `own`."""
         return [u for u in self.requests if not u.startswith((own, "data:", "about:")) and re.match(r"\w+:", u)]
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Sends one command and gives its result."""
+        """Send a command and return its result."""
         self._next += 1
         number = self._next
         message: dict[str, Any] = {"id": number, "method": method, "params": params}

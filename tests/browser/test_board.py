@@ -52,7 +52,7 @@ def quiet(browser: Browser, board: BoardProcess) -> None:
     assert browser.outside(board.own) == []
 
 
-def test_the_list_filters_and_compares_by_ticking_boxes(
+def test_list_filters_and_compares_ticked_runs(
     browser: Browser, board: BoardProcess, tmp_path: Path, synthetic: SimpleNamespace
 ) -> None:
     events = synthetic.make_run([0.5, 0.3, 0.15], [0.45, 0.40, 0.46], accuracy=[0.78, 0.85, 0.86], steps_per_epoch=30)
@@ -75,7 +75,7 @@ def test_the_list_filters_and_compares_by_ticking_boxes(
     quiet(browser, board)
 
 
-def test_curves_diagnosis_and_numbers_move_without_reloading_while_a_journal_grows(
+def test_page_updates_live_while_event_log_grows(
     browser: Browser, board: BoardProcess, tmp_path: Path, synthetic: SimpleNamespace
 ) -> None:
     events = synthetic.make_run([0.5, 0.3, 0.15, 0.06], [0.45, 0.40, 0.46, 0.63], accuracy=[0.78, 0.85, 0.86, 0.83])
@@ -111,7 +111,7 @@ def test_curves_diagnosis_and_numbers_move_without_reloading_while_a_journal_gro
     quiet(browser, board)
 
 
-def test_a_chart_zooms_by_dragging_and_shows_the_whole_run_again(
+def test_chart_zooms_by_dragging_and_resets(
     browser: Browser, board: BoardProcess, tmp_path: Path, synthetic: SimpleNamespace
 ) -> None:
     events = synthetic.make_run([0.5, 0.3], [0.45, 0.40], accuracy=[0.78, 0.85], steps_per_epoch=2000)
@@ -169,7 +169,7 @@ def test_real_run_is_followed_until_it_stops(
     quiet(browser, board)
 
 
-def test_hostile_text_in_names_data_and_config_never_runs(
+def test_hostile_names_data_and_config_are_not_executed(
     browser: Browser, board: BoardProcess, tmp_path: Path, synthetic: SimpleNamespace
 ) -> None:
     events = synthetic.make_run([0.5, 0.3, 0.15], [0.45, 0.40, 0.46], accuracy=[0.7, 0.8, 0.8], steps_per_epoch=20)
@@ -221,7 +221,7 @@ document.title = said.join(", ");
 
 
 class EvilPage(http.server.BaseHTTPRequestHandler):
-    """Another site on this machine: it tries to read and to frame the board with the visitor's cookies."""
+    """A different site on this machine that tries to read and frame the board with the visitor's cookies."""
 
     target = ""
 
@@ -258,7 +258,7 @@ def test_page_on_another_port_can_neither_read_nor_frame(
     assert browser.run("document.querySelector('h1').textContent") == "mrpc-bert-base"
 
 
-def test_an_open_page_survives_a_restart_of_the_board(
+def test_open_page_survives_board_restart(
     browser: Browser, board: BoardProcess, tmp_path: Path, synthetic: SimpleNamespace
 ) -> None:
     synthetic.make_folder(tmp_path / "runs" / "alpha", synthetic.make_run([0.5], [0.5], steps_per_epoch=5), rows=12)
@@ -266,7 +266,7 @@ def test_an_open_page_survives_a_restart_of_the_board(
     browser.wait("document.getElementById('live').textContent === 'live'")
     began = time.monotonic()
     assert board.stop() in (-signal.SIGTERM, 143)
-    assert time.monotonic() - began < patient(10), "it waited for an open page"
+    assert time.monotonic() - began < patient(10), "shutdown waited for an open page"
     browser.wait("document.getElementById('live').textContent === 'disconnected'")
     again = BoardProcess(tmp_path / "runs", tmp_path / "state", port=board.port)
     try:
@@ -278,7 +278,7 @@ def test_an_open_page_survives_a_restart_of_the_board(
     assert load_token(tmp_path / "state" / "tunesmith" / "board-token") in board.address
 
 
-def test_no_page_is_wider_than_a_phone(
+def test_pages_fit_on_a_phone(
     browser: Browser, board: BoardProcess, tmp_path: Path, synthetic: SimpleNamespace
 ) -> None:
     events = synthetic.make_run([0.5, 0.3, 0.15], [0.45, 0.40, 0.46], accuracy=[0.78, 0.85, 0.86], steps_per_epoch=30)

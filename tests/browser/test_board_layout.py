@@ -44,7 +44,7 @@ def ids(browser: Browser) -> dict[str, str]:
     return dict(found)
 
 
-def test_what_is_measured_would_be_seen(browser: Browser, tmp_path: Path) -> None:
+def test_layout_check_finds_planted_faults(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "faults.html"
     page.write_text(
         "<!doctype html><div style='width:900px'>wide</div><p style='width:40px;overflow-wrap:anywhere'>breakfast</p>"
@@ -59,7 +59,7 @@ def test_what_is_measured_would_be_seen(browser: Browser, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("width", "dark"), crossed([390, 1400], [True, False]))
-def test_no_word_is_cut_or_covered_and_no_page_scrolls_sideways(
+def test_text_is_not_cut_off_or_covered_on_any_page(
     listed: Browser, board: SimpleNamespace, width: int, dark: bool
 ) -> None:
     found = ids(listed)
@@ -81,7 +81,7 @@ def test_no_word_is_cut_or_covered_and_no_page_scrolls_sideways(
     assert listed.console == []
 
 
-def test_verdicts_stand_in_the_list_and_only_good_ones_are_green(listed: Browser) -> None:
+def test_list_shows_verdicts_and_only_good_ones_green(listed: Browser) -> None:
     told = dict(
         listed.run(
             "[...document.querySelectorAll('#rows .run')].map((row) => [row.querySelector('.name').textContent,"
@@ -97,7 +97,7 @@ def test_verdicts_stand_in_the_list_and_only_good_ones_are_green(listed: Browser
     assert green not in [pill for _, _, pill in told.values()]
 
 
-def test_the_list_sorts_by_its_heads_and_filters_by_kind(listed: Browser) -> None:
+def test_list_sorts_by_column_and_filters_by_kind(listed: Browser) -> None:
     def choose(name: str, value: str) -> None:
         listed.run(f"document.getElementById('{name}').value = '{value}'")
         listed.run(f"document.getElementById('{name}').dispatchEvent(new Event('change'))")
@@ -115,7 +115,7 @@ def test_the_list_sorts_by_its_heads_and_filters_by_kind(listed: Browser) -> Non
     scores = listed.run("[...document.querySelectorAll('#rows .value')].map((cell) => cell.textContent)")
     values = [float(score) for score in scores if score]
     assert values == sorted(values, reverse=True)
-    assert scores[len(values) :] == [""] * (len(scores) - len(values)), "a run without a score stands between scores"
+    assert scores[len(values) :] == [""] * (len(scores) - len(values)), "a run without a score is sorted between scores"
     choose("kind", "trouble")
     shown = listed.run(SHOWN)
     assert {"diverged", "damaged", "interrupted"} <= set(shown)

@@ -1,4 +1,4 @@
-"""The report in a real Chromium: nothing fails, nothing is fetched, no text of the data runs, values can be read off."""
+"""The report in Chromium has no errors and no requests, executes no text of the data, and shows values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLE = "mrpc-bert-base · tunesmith report"
 
 
 def requests_of(browser: Browser, page: Path) -> list[str]:
-    """What the page asked for besides itself; data inside the page is no request."""
+    """Return the page's requests, except for itself and inline data."""
     return browser.outside(page.as_uri())
 
 
@@ -34,7 +34,7 @@ def page_of(synthetic: SimpleNamespace, tmp_path: Path, *, hostile: bool = False
     return page
 
 
-def test_the_report_opens_without_console_message_and_without_any_request(
+def test_report_opens_without_console_messages_or_requests(
     browser: Browser, synthetic: SimpleNamespace, tmp_path: Path
 ) -> None:
     page = page_of(synthetic, tmp_path)
@@ -44,7 +44,7 @@ def test_the_report_opens_without_console_message_and_without_any_request(
     assert requests_of(browser, page) == []
 
 
-def test_hostile_text_labels_columns_and_names_never_run(
+def test_hostile_text_labels_and_names_are_not_executed(
     browser: Browser, synthetic: SimpleNamespace, tmp_path: Path
 ) -> None:
     page = page_of(synthetic, tmp_path, hostile=True)
@@ -57,7 +57,7 @@ def test_hostile_text_labels_columns_and_names_never_run(
     assert "<img src=" not in re.sub(r'<img src="data:image/svg\+xml;base64,', "", dom)
 
 
-def test_the_canaries_would_have_been_seen(browser: Browser, tmp_path: Path) -> None:
+def test_canaries_are_detected_if_executed(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "canary.html"
     page.write_text(
         "<title>x</title><img src='http://127.0.0.1:9/x.png'><script>document.title='owned';console.error('oh')</script>"
@@ -68,7 +68,7 @@ def test_the_canaries_would_have_been_seen(browser: Browser, tmp_path: Path) -> 
     assert requests_of(browser, page) == ["http://127.0.0.1:9/x.png"]
 
 
-def test_a_script_that_slipped_into_the_page_is_stopped_by_its_policy(
+def test_injected_script_is_blocked_by_content_policy(
     browser: Browser, synthetic: SimpleNamespace, tmp_path: Path
 ) -> None:
     page = page_of(synthetic, tmp_path)
@@ -79,7 +79,7 @@ def test_a_script_that_slipped_into_the_page_is_stopped_by_its_policy(
     assert any("Content Security Policy" in line for line in browser.console)
 
 
-def test_pointer_and_arrow_keys_read_the_journals_values(
+def test_pointer_and_arrow_keys_show_logged_values(
     browser: Browser, synthetic: SimpleNamespace, tmp_path: Path
 ) -> None:
     script = """(() => {
@@ -108,7 +108,7 @@ def test_pointer_and_arrow_keys_read_the_journals_values(
 
 @pytest.fixture(scope="module")
 def pages(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A binary run, one of many classes, a regression, one of hostile names, and a comparison of two runs."""
+    """Write reports of a binary run, many classes, a regression and hostile names, and a comparison of two runs."""
     root = tmp_path_factory.mktemp("pages")
     events = synthetic.make_run([0.5, 0.3], [0.45, 0.40], accuracy=[0.78, 0.85])
     runs = {name: synthetic.make_split_folder(root / name, kind=name) for name in ("many", "values")}
@@ -125,7 +125,7 @@ def pages(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize("name", ["two", "many", "values", "compare"])
-def test_no_text_is_cut_or_covered_on_a_phone_and_on_a_screen_in_light_and_dark(
+def test_text_is_not_cut_off_or_covered_at_any_width_and_theme(
     browser: Browser, pages: dict[str, Path], name: str
 ) -> None:
     browser.open_fresh(pages[name].as_uri())
@@ -135,19 +135,19 @@ def test_no_text_is_cut_or_covered_on_a_phone_and_on_a_screen_in_light_and_dark(
     unfold_all(browser)
     for width in (390, 1400):
         browser.look(width=width, height=900)
-        # A matrix of many labels and the table of all evaluations move inside their own frames.
+        # A matrix of many labels and the table of all evaluations scroll inside their frames.
         assert page_faults(browser, may_scroll="table") == [], width
     assert browser.console == []
 
 
-def test_hostile_names_do_not_make_the_page_wider_than_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
+def test_report_with_hostile_names_fits_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open_fresh(pages["hostile"].as_uri())
     browser.look(width=360, height=800)
     assert browser.run("innerWidth") == 360
     assert browser.run("document.documentElement.scrollWidth") <= 360
 
 
-def test_the_measure_sees_what_is_cut_covered_and_outside(browser: Browser, tmp_path: Path) -> None:
+def test_layout_check_finds_cut_covered_and_outside_text(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     page.write_text(
         "<p style='width:40px;overflow-wrap:anywhere'>interesting</p><p style='position:absolute;top:200px'>below</p>"
@@ -162,9 +162,7 @@ def test_the_measure_sees_what_is_cut_covered_and_outside(browser: Browser, tmp_
         assert words in faults, words
 
 
-def test_a_report_of_many_labels_starts_with_the_worst_and_shows_the_test_split(
-    browser: Browser, pages: dict[str, Path]
-) -> None:
+def test_report_of_many_classes_starts_with_the_worst(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open_fresh(pages["many"].as_uri())
     assert browser.run("document.querySelectorAll('.lead').length") == 1
     lead = browser.run("document.querySelector('.lead').innerText")
@@ -183,7 +181,7 @@ def test_a_report_of_many_labels_starts_with_the_worst_and_shows_the_test_split(
     rows = browser.run("[...document.querySelectorAll('.numbered .row')].map((e) => parseInt(e.textContent))")
     assert rows == sorted(rows, reverse=True)
     warnings = browser.run("[...document.querySelectorAll('.warnings strong')].map((e) => e.innerText)")
-    assert warnings == ["Split leak", "Cut rows"], "errors first, and no mere information"
+    assert warnings == ["Split leak", "Cut rows"], "errors first, without information messages"
     when = browser.run("document.querySelector('.when').innerText")
     assert "14 November 2023" in when
     assert "12 min 34 s" in when

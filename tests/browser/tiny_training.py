@@ -1,4 +1,4 @@
-"""A model and a table small enough that a real `tunesmith train` takes seconds, for the browser tests and the benches."""
+"""A model and a table so small that `tunesmith train` takes seconds, for browser tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = (
 
 
 def make_model(folder: Path) -> Path:
-    """A random two-layer BERT with a vocabulary of twenty words."""
+    """Write a random two-layer BERT with a vocabulary of twenty words."""
     from transformers import BertConfig, BertModel, set_seed
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def make_model(folder: Path) -> Path:
 
 
 def make_table(file: Path, *, rows: int = 120, seed: int = 0, noise: float = 0.1) -> Path:
-    """Short reviews whose label follows from their words, a tenth of them labelled wrong."""
+    """Write short reviews whose words determine the label; a tenth of the labels are wrong."""
     pick = random.Random(seed)
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
@@ -61,7 +61,7 @@ def make_table(file: Path, *, rows: int = 120, seed: int = 0, noise: float = 0.1
 
 
 def make_hard_table(file: Path, *, rows: int, seed: int, noise: float = 0.05) -> Path:
-    """Texts whose label is which kind of words prevails, "not" turning the word behind it: no seed learns all of it."""
+    """Write texts labeled by the majority of their words, where "not" negates the next word: too hard to learn completely."""
     pick = random.Random(seed)
     worth = {"good": 1, "fine": 1, "great": 2, "bad": -1, "poor": -1, "awful": -2}
     with file.open("w", newline="") as out:
@@ -77,7 +77,7 @@ def make_hard_table(file: Path, *, rows: int, seed: int, noise: float = 0.05) ->
 
 
 def train_command(model: Path, table: Path, folder: Path, *more: str) -> list[str]:
-    """The command line of a run."""
+    """Return the command line of a run."""
     flags = {
         "train_file": table,
         "model_name_or_path": model,

@@ -1,4 +1,4 @@
-"""One rank of the engine tests: runs every case and writes what it saw. Also called in one process, for comparison."""
+"""One rank of the engine tests: runs every case and writes results. Also called in one process, for comparison."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "early stopping": {"rows": 40, "patience": 1, "epochs": 6, "rate": 3e-2},
 }
 PER_STEP = 8
-"""Rows of a step per accumulation, over all ranks."""
+"""Rows per micro-step, over all ranks."""
 
 
 def run_case(
@@ -49,7 +49,7 @@ def run_case(
     fast: bool = False, sampling: Any = "random", spare: bool = False,
     patience: int | None = None, epochs: int = 2, rate: float = 1e-3, seed: int = 3,
 ) -> dict[str, Any]:  # fmt: skip
-    """Losses, norms, evaluations and final weights of one small run."""
+    """Return losses, norms, evaluations and final weights of one small run."""
     lists = token_lists(rows)
     if unlabeled:
         lists["labels"][::7] = [-1] * len(lists["labels"][::7])
@@ -91,7 +91,7 @@ def run_case(
 
 
 def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
-    """The loss over 21 rows."""
+    """Return the loss over 21 rows."""
     from contextlib import nullcontext
 
     rows = TokenRows.from_lists(token_lists(21, seed=9))
@@ -101,7 +101,7 @@ def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]
 
 
 def evaluate_rows(runtime: Runtime) -> dict[str, Any]:
-    """Logits of 1, 2, 21 and 22 rows, in input order, and how many times the model saw each."""
+    """Return the logits of 1, 2, 21 and 22 rows in input order, and how often the model saw each."""
     model = tiny_bert(seed=1)
     out: dict[str, Any] = {}
     for count in (1, 2, 21, 22):
@@ -117,7 +117,7 @@ def evaluate_rows(runtime: Runtime) -> dict[str, Any]:
 
 
 def disagree(runtime: Runtime) -> str:
-    """What ranks with different seeds are told."""
+    """Return the error that ranks with different seeds get."""
     try:
         run_case(runtime, rows=24, seed=3 + runtime.rank)
     except ConfigError as error:
@@ -126,7 +126,7 @@ def disagree(runtime: Runtime) -> str:
 
 
 def main() -> None:
-    """All cases, then `<out>-<rank>.json`."""
+    """Run all cases, then write `<out>-<rank>.json`."""
     torch.set_num_threads(1)
     runtime = make_runtime(use_cpu=True, timeout_seconds=60)
     found: dict[str, Any] = {name: run_case(runtime, **options) for name, options in CASES.items()}

@@ -1,4 +1,4 @@
-"""python enter_node.py NAMESPACE MODULE ...: a module on a node of its own: the network of a namespace, its own host name."""
+"""Run a module on a simulated node with a separate network namespace and host name: python enter_node.py NAMESPACE MODULE ..."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
 
 
 def enter(namespace: str) -> None:
-    """Moves this process; it must not have threads yet."""
+    """Move this process, which must not have threads yet."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as file:
         if libc.setns(file.fileno(), CLONE_NEWNET) or libc.unshare(CLONE_NEWUTS):

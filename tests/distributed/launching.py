@@ -1,4 +1,4 @@
-"""Starts ranks as real processes and sees that none is left behind."""
+"""Start ranks as real processes and make sure that none is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Ended:
-    """How a launcher ended."""
+    """Result of a launcher."""
 
     code: int
     out: str
@@ -23,14 +23,14 @@ class Ended:
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """Return an unused port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def environment(**more: str) -> dict[str, str]:
-    """One thread a rank, no network, our tests importable."""
+    """Return environment variables: one thread per rank, no network, tests importable."""
     here = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     return here | {
@@ -40,7 +40,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def torchrun(*words: str, ranks: int = 2) -> list[str]:
-    """The words of a torchrun command on a free port."""
+    """Return a torchrun command on an unused port."""
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)),
         *("--master_addr", "127.0.0.1", "--master_port", str(free_port()), *words),
@@ -48,7 +48,7 @@ def torchrun(*words: str, ranks: int = 2) -> list[str]:
 
 
 def accelerate_launch(*words: str, ranks: int = 2) -> list[str]:
-    """The words of an accelerate launch command. Its `--cpu` starts one process only (1.15), whatever was asked for."""
+    """Return an accelerate launch command, without `--cpu`, which always starts one process (1.15)."""
     return [
         *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(ranks), "--multi_gpu"),
         *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
@@ -57,7 +57,7 @@ def accelerate_launch(*words: str, ranks: int = 2) -> list[str]:
 
 
 def start(words: list[str], **env: str) -> subprocess.Popen[str]:
-    """A launcher in a session of its own, so that all it started can be ended with it."""
+    """Start a launcher in a new session, so that all its processes can be ended with it."""
     return subprocess.Popen(
         words,
         env=environment(**env),
@@ -69,7 +69,7 @@ def start(words: list[str], **env: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 240) -> Ended:
-    """Waits for a launcher; whatever is left of it after that is ended."""
+    """Wait for a launcher, then end its remaining processes."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -80,7 +80,7 @@ def finish(process: subprocess.Popen[str], seconds: float = 240) -> Ended:
 
 
 def alive(pids: list[int]) -> list[int]:
-    """Those that still run."""
+    """Return the processes that are still running."""
     out = []
     for pid in pids:
         try:

@@ -1,4 +1,4 @@
-"""`tunesmith train` on two ranks, by each launcher: the run of one rank with twice the batch, written and told once."""
+"""`tunesmith train` on two ranks equals one rank with twice the batch, for each launcher; only one rank writes and prints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny model without dropout and two data files; 41 rows leave one row for the last step of 8."""
+    """Return a folder with a tiny model without dropout and two data files; 41 rows leave one row for the last step of 8."""
     root = tmp_path_factory.mktemp("job")
     save_tiny_bert(root / "model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(62)]
@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(place: Path, run: Path, *more: str, batch: int = 4) -> list[str]:
-    """The command, without a launcher."""
+    """Return the command without a launcher."""
     return [
         *("train", "--train_file", str(place / "train.csv"), "--validation_file", str(place / "validation.csv")),
         *("--model_name_or_path", str(place / "model"), "--output_dir", str(run), "--use_cpu"),
@@ -53,7 +53,7 @@ def words(place: Path, run: Path, *more: str, batch: int = 4) -> list[str]:
 
 
 def alone(*arguments: str) -> Ended:
-    """The command on one rank, in this process."""
+    """Run the command on one rank, in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)
@@ -61,7 +61,7 @@ def alone(*arguments: str) -> Ended:
 
 
 def numbers(run: Path) -> dict[str, Any]:
-    """What a run measured."""
+    """Return the logged numbers of a run."""
     events = read_journal(RunDir(run).journal_file)
     table = pq.read_table(RunDir(run).predictions_file).to_pydict()
     return {
@@ -78,7 +78,7 @@ def numbers(run: Path) -> dict[str, Any]:
 
 
 def compare(both: dict[str, Any], one: dict[str, Any]) -> None:
-    """Two ranks measured what one rank did."""
+    """Assert that two ranks logged the same numbers as one."""
     np.testing.assert_allclose(both["losses"], one["losses"], atol=1e-6, rtol=0)
     for name in ("examples", "evaluated", "improved", "saved", "texts"):
         assert both[name] == one[name], name
@@ -89,7 +89,7 @@ def compare(both: dict[str, Any], one: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def one(place: Path) -> dict[str, Any]:
-    """The run on one rank with the whole batch."""
+    """Return the run on one rank with the full batch."""
     ended = alone(*words(place, place / "one", batch=8))
     assert ended.code == 0, ended.err
     return numbers(place / "one")
@@ -97,7 +97,7 @@ def one(place: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two(place: Path) -> tuple[Path, Ended]:
-    """The run on two ranks by torchrun, and what it printed."""
+    """Return the run on two ranks by torchrun, and its output."""
     run = place / "two"
     command = [word for word in words(place, run) if word != "--use_cpu"]
     ended = finish(start(torchrun("-m", "tunesmith", *command), CUDA_VISIBLE_DEVICES=""))
@@ -105,9 +105,9 @@ def two(place: Path) -> tuple[Path, Ended]:
     return run, ended
 
 
-def test_torchrun_equals_one_rank_with_the_whole_batch(two: tuple[Path, Ended], one: dict[str, Any]) -> None:
+def test_torchrun_equals_one_rank_with_the_full_batch(two: tuple[Path, Ended], one: dict[str, Any]) -> None:
     assert len(one["losses"]) == 12
-    assert one["examples"][5] == 1, "the last step of an epoch has one row: a rank is idle"
+    assert one["examples"][5] == 1, "the last step of an epoch has one row, so one rank is idle"
     compare(numbers(two[0]), one)
 
 
@@ -121,7 +121,7 @@ def test_only_rank_0_writes_and_prints(two: tuple[Path, Ended]) -> None:
     assert not list(run.rglob(".tmp*"))
 
 
-def test_accelerate_launch_gives_the_same_run(place: Path, two: tuple[Path, Ended]) -> None:
+def test_accelerate_launch_equals_torchrun(place: Path, two: tuple[Path, Ended]) -> None:
     run = place / "launched"
     ended = finish(start(accelerate_launch("-m", "tunesmith", *words(place, run))))
     assert ended.code == 0, ended.err[-3000:]
@@ -143,7 +143,7 @@ notebook_launcher(train, (json.loads(sys.argv[1]),), num_processes=2, use_port=s
 
 
 @pytest.mark.long
-def test_notebook_launcher_gives_the_same_run(place: Path, two: tuple[Path, Ended]) -> None:
+def test_notebook_launcher_equals_torchrun(place: Path, two: tuple[Path, Ended]) -> None:
     from distributed.launching import free_port
 
     run = place / "notebook"
@@ -173,7 +173,7 @@ sys.exit(code)
 
 
 def killed_run(place: Path, run: Path, victim: int) -> tuple[Ended, list[int], float]:
-    """A run of two ranks of which one is killed after the first checkpoint; also the ranks and how long it took."""
+    """Run two ranks, one of which is killed after the first checkpoint; also return the ranks and the time."""
     command = words(place, run, "--num_train_epochs", "400", "--save_strategy", "steps", "--save_steps", "2")
     script = place / "rank.py"
     script.write_text(RANK)
@@ -221,12 +221,12 @@ def test_resume_is_identical_or_names_the_difference(place: Path, two: tuple[Pat
     found = numbers(cut)
     assert {k: found[k] for k in found if k != "saved"} == {k: whole[k] for k in whole if k != "saved"}
     assert (cut / "model" / "model.safetensors").read_bytes() == weights
-    # one rank, the same flags: another experiment
+    # one rank, the same flags: a different experiment
     command = [str(less) if word == str(cut) else word for word in command]
     refused = alone(*command)
     assert refused.code == 5
     assert "processes was 2 and is 1" in refused.err
-    # one rank that takes the same rows a step
+    # one rank with the same rows per step
     command += ["--gradient_accumulation_steps", "2", "--allow_changed_data"]
     ended = alone(*command)
     assert ended.code == 0, ended.err
@@ -261,7 +261,7 @@ def test_rank_killed_while_reading_data_is_named(place: Path, tmp_path: Path, vi
 
 
 def test_rank_blocked_in_c_is_ended(tmp_path: Path) -> None:
-    """NCCL may never notice a loss: the watch ends such a rank from outside its main thread."""
+    """NCCL may never notice a lost rank: a watchdog thread ends the process."""
     from tunesmith.training import distributed as roster
 
     child = subprocess.Popen([sys.executable, "-c", "pass"])

@@ -19,7 +19,7 @@ Results = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    """What each of two ranks saw, by rank: one launch for all cases, as starting torch takes longer than they do."""
+    """Return the results of two ranks, from one launch for all cases, because starting torch takes longest."""
     out = tmp_path_factory.mktemp("ranks") / "seen"
     ended = finish(start(torchrun(str(TESTS / "distributed" / "engine_ranks.py"), str(out))))
     assert ended.code == 0, ended.err[-3000:]
@@ -32,7 +32,7 @@ def test_two_ranks_of_four_equal_one_rank_of_eight(ranks: list[Results], case: s
     both = ranks[0][case]
     assert both["step"] == alone["step"]
     assert len(alone["losses"]) >= 4
-    # A warm optimizer divides by the root of tiny second moments, so that rounding grows with the steps it takes.
+    # A warm optimizer divides by the root of tiny second moments, so rounding errors grow with the number of steps.
     tolerance = 1e-6 if case != "early stopping" else 1e-3
     np.testing.assert_allclose(both["losses"], alone["losses"], atol=tolerance, rtol=0)
     np.testing.assert_allclose(both["norms"], alone["norms"], atol=10 * tolerance, rtol=1e-4)

@@ -23,7 +23,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(place: Path) -> list[Results]:
-    """The results of each of two ranks."""
+    """Return the results of two ranks."""
     out = place / "seen"
     ended = finish(start(torchrun(str(TESTS / "distributed" / "trainer_ranks.py"), str(out))))
     assert ended.code == 0, ended.err[-3000:]
@@ -53,7 +53,7 @@ def test_resume_on_two_ranks_is_bit_identical(ranks: list[Results]) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_rows_that_are_no_dicts_are_predicted_in_order(ranks: list[Results], length: int) -> None:
+def test_non_dict_examples_are_predicted_in_order(ranks: list[Results], length: int) -> None:
     assert [rank[str(length)] for rank in ranks] == [[[True, True], [True, True]]] * 2
 
 
@@ -62,7 +62,7 @@ def test_workers_of_two_ranks_draw_different_numbers(ranks: list[Results]) -> No
     assert [s.shape for s in shown] == [(3, 8, 3)] * 2
     for column in range(3):
         assert not np.isin(shown[0][..., column], shown[1][..., column]).any()
-        assert len(np.unique(shown[0][..., column])) == 24, "nor do two workers of one rank"
+        assert len(np.unique(shown[0][..., column])) == 24, "two workers of one rank differ, too"
 
 
 def test_log_levels_decide_which_rank_logs(ranks: list[Results]) -> None:

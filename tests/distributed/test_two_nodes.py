@@ -1,4 +1,4 @@
-"""`torchrun --nnodes 2` on two network namespaces, which share the disk and nothing else: the run of two ranks on one node."""
+"""`torchrun --nnodes 2` in two network namespaces that share only the disk equals two ranks on one node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[tuple[str, str]]:
-    """Two namespaces with a cable between them."""
+    """Create two connected network namespaces."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("needs root and iproute2 to make network namespaces")
     names = (f"node0-{os.getpid()}", f"node1-{os.getpid()}")
@@ -52,7 +52,7 @@ def nodes() -> Iterator[tuple[str, str]]:
 
 
 def on_nodes(nodes: tuple[str, str], *words: str, fault: str = "") -> list[Ended]:
-    """The command on both nodes, one rank on each; a fault of the second."""
+    """Run the command on both nodes with one rank each, and a fault on the second."""
     launchers = []
     for node, address in zip(nodes, (FIRST, SECOND), strict=True):
         host = f"is_host={int(address == FIRST)}"  # names are not resolved here
@@ -69,7 +69,7 @@ def losses(run: Path) -> list[float]:
     return [e.loss for e in read_journal(RunDir(run).journal_file) if isinstance(e, StepDone)]
 
 
-def test_two_nodes_equal_one_also_after_a_loss(nodes: tuple[str, str], tmp_path: Path) -> None:
+def test_two_nodes_equal_one_even_after_a_node_is_lost(nodes: tuple[str, str], tmp_path: Path) -> None:
     save_tiny_bert(tmp_path / "model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(62)]
     write_csv(tmp_path / "train.csv", rows[:41])

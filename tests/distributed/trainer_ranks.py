@@ -30,7 +30,7 @@ LEVELS = {
 
 
 def dataset(rows: int, seed: int = 0) -> Any:
-    """An Arrow dataset as a tokenizer leaves it."""
+    """Return a tokenized Arrow dataset."""
     from datasets import Dataset
 
     lists = token_lists(rows, seed=seed)
@@ -46,7 +46,7 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def accuracy(found: Any) -> dict[str, float]:
-    """The share of rows whose label was found."""
+    """Return the share of correct predictions."""
     return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 
 
@@ -68,7 +68,7 @@ def make_trainer(folder: Path, *, oracle: bool = False, **options: Any) -> Any:
 
 
 def run(folder: Path, **options: Any) -> dict[str, Any]:
-    """Everything a run of the Trainer says, and what predict and save_model make of the best weights."""
+    """Return the logs of a Trainer run, and the results of predict and save_model with the best weights."""
     trainer = make_trainer(folder, **options)
     trainer.train()
     predicted = trainer.predict(dataset(EVALUATED, seed=9))
@@ -86,7 +86,7 @@ def run(folder: Path, **options: Any) -> dict[str, Any]:
 
 
 def resume(folder: Path, **options: Any) -> list[float]:
-    """The losses after a resume from step 4 of a run that is there."""
+    """Resume an existing run from step 4 and return its losses."""
     trainer = make_trainer(folder, **options)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
     assert np.isfinite(trainer.evaluate()["eval_loss"])
@@ -94,7 +94,7 @@ def resume(folder: Path, **options: Any) -> list[float]:
 
 
 class Numbers(torch.utils.data.Dataset[Any]):
-    """Row i is i."""
+    """Dataset in which row i is i."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -107,14 +107,14 @@ class Numbers(torch.utils.data.Dataset[Any]):
 
 
 class Dice(Numbers):
-    """Rows drawn from three generators."""
+    """Dataset of random numbers from three generators."""
 
     def __getitem__(self, i: int) -> Any:
         return {"x": torch.tensor([random.random(), np.random.random(), torch.rand([]).item()])}
 
 
 class Echo(nn.Module):
-    """Gives its input back; its weights have nothing to do."""
+    """Model that returns its input; its weights are unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Echo(nn.Module):
 
 
 class Looker(nn.Module):
-    """Keeps what it was shown."""
+    """Model that records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,12 +139,12 @@ class Looker(nn.Module):
 
 
 def stack(rows: list[int]) -> dict[str, torch.Tensor]:
-    """A batch of numbers with themselves as labels."""
+    """Return a batch of numbers, with the same numbers as labels."""
     return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows)}
 
 
 def in_order(folder: Path, length: int, moved: int | None) -> list[bool]:
-    """Whether evaluate and predict see every number once, in order."""
+    """Return whether evaluate and predict see every number once, in order."""
 
     def judge(p: Any) -> dict[str, bool]:
         return {"right": p.predictions.tolist() == p.label_ids.tolist() == list(range(length))}
@@ -160,7 +160,7 @@ def in_order(folder: Path, length: int, moved: int | None) -> list[bool]:
 
 
 def said(folder: Path, options: dict[str, Any]) -> int:
-    """How many times this rank announces a run."""
+    """Return how often this rank logs the start of a run."""
     heard: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ def make_notebook() -> dict[str, Any]:
 
     add(
         "markdown",
-        "# The fine-tuning course, with tunesmith\n\nMade from the pages beside it. Runs top to bottom on a laptop.",
+        "# The fine-tuning course, with tunesmith\n\nMade from the course pages. Runs top to bottom on a laptop.",
     )
     for page in sorted(COURSE.glob("0*.md")):
         for block in read_blocks(page):

@@ -1,4 +1,4 @@
-"""Models as people write them: own poolings, heads, layers, wrappers, hooks. Each maker gives a fresh model."""
+"""Custom models: poolings, heads, layers, wrappers and hooks. Each function returns a new model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUIET = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_drop
 
 
 def config_of(family: str, **options: Any) -> Any:
-    """A tiny config without dropout."""
+    """Return a tiny config without dropout."""
     made = transformers.AutoConfig.for_model(family, **CONFIGS[family], **options)
     for name in QUIET:
         if hasattr(made, name):
@@ -40,7 +40,7 @@ def config_of(family: str, **options: Any) -> Any:
 
 
 def stock(family: str = "bert", **options: Any) -> Any:
-    """transformers' own classifier of a family."""
+    """Return transformers' classifier of an architecture."""
     transformers.set_seed(0)
     return transformers.AutoModelForSequenceClassification.from_config(config_of(family, **options))
 
@@ -69,7 +69,7 @@ def first(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 class Pooled(nn.Module):
-    """A bare encoder and a head: a class of its own, by a name that transformers uses too."""
+    """An encoder with a custom head."""
 
     def __init__(self, family: str, pool: Pool) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Pooled(nn.Module):
 
 
 class AttentionPooled(Pooled):
-    """Weighs tokens, layers above the encoder, a norm over the batch, its own count of calls."""
+    """Attention pooling with extra layers, batch norm and a call counter."""
 
     def __init__(self, family: str) -> None:
         super().__init__(family, first)
@@ -109,7 +109,7 @@ class Overridden(transformers.BertForSequenceClassification):  # type: ignore[mi
 
 
 class OwnLoss(transformers.BertForSequenceClassification):  # type: ignore[misc]
-    """Its loss has a second derivative in it, and a penalty on a weight."""
+    """A model whose loss contains a second derivative and a weight penalty."""
 
     def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **kwargs: Any) -> Any:
         embedded = self.get_input_embeddings()(input_ids)
@@ -120,7 +120,7 @@ class OwnLoss(transformers.BertForSequenceClassification):  # type: ignore[misc]
 
 
 class Wrapped(nn.Module):
-    """Another module around it, as adapters are."""
+    """A module that wraps a model, like adapters do."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -144,14 +144,14 @@ class Doubled(torch.autograd.Function):
 
 
 class Odd(nn.Dropout):
-    """Called a dropout, and is none."""
+    """A module named like a dropout that isn't one."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return Doubled.apply(input) + input.mean(1, keepdim=True)
 
 
 def changed(change: Callable[[Any], Any], family: str = "bert", **options: Any) -> Callable[[], Any]:
-    """A maker of transformers' own model with something changed."""
+    """Return a function that makes transformers' model with a change."""
 
     def make() -> Any:
         model = stock(family, **options)
@@ -222,13 +222,13 @@ def freeze_encoder(model: Any) -> None:
     model.bert.requires_grad_(False)
 
 
-def normalise(model: Any) -> None:
+def normalize(model: Any) -> None:
     parametrizations.weight_norm(model.bert.encoder.layer[0].intermediate.dense)
     torch.nn.utils.spectral_norm(model.bert.encoder.layer[1].intermediate.dense)
 
 
 def rescale(model: Any) -> None:
-    """Attributes of a module that no class tells."""
+    """Change a module attribute that doesn't depend on its class."""
     model.bert.encoder.layer[0].attention.self.scaling = 1.0
 
 
@@ -281,18 +281,18 @@ OWN: dict[str, Callable[[], Any]] = {
     "another pooler": changed(replace_pooler),
     "another layer": changed(replace_layer),
     "another norm": changed(replace_norm),
-    "another embedding": changed(replace_embedding),
-    "another forward of one instance": changed(own_forward),
+    "different embedding": changed(replace_embedding),
+    "forward overridden on an instance": changed(own_forward),
     "a layer used twice": changed(share_layers),
     "tied weights": changed(tie_weights),
     "a frozen encoder": changed(freeze_encoder),
-    "weights made of others": changed(normalise),
-    "another scale of scores": changed(rescale),
-    "a dropout that is none": changed(odd_dropout),
+    "parametrized weights": changed(normalize),
+    "different attention scale": changed(rescale),
+    "fake dropout": changed(odd_dropout),
     "gradient checkpointing": changed(checkpointed),
-    "another activation": changed(lambda m: None, hidden_act="relu"),
-    "hidden states asked for": changed(lambda m: None, output_hidden_states=True),
-    "attentions asked for": changed(lambda m: m.set_attn_implementation("eager"), output_attentions=True),
+    "different activation": changed(lambda m: None, hidden_act="relu"),
+    "hidden states requested": changed(lambda m: None, output_hidden_states=True),
+    "attentions requested": changed(lambda m: m.set_attn_implementation("eager"), output_attentions=True),
     "eager attention": changed(lambda m: m.set_attn_implementation("eager")),
     "float64": changed(lambda m: m.double()),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tiny random models of every family and ragged batches, shared by the tests of the exact speedups."""
+"""Tiny random models of every architecture and ragged batches, for tests of the exact speedups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWN: dict[str, dict[str, Any]] = {
     "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2, "classifier_pooling": "cls"},
     "modernbert-mean": {"local_attention": 8, "global_attn_every_n_layers": 2, "classifier_pooling": "mean"},
 }  # fmt: skip
-"""Few buckets and narrow windows: rows of 17 tokens reach beyond them."""
+"""Few buckets and narrow windows, which rows of 17 tokens exceed."""
 RAGGED = (5, 1, 2, 9, 5, 17, 2, 11)
 MANY_STEPS = (40, pytest.param(100, marks=pytest.mark.long))
 
@@ -37,7 +37,7 @@ Rows = dict[str, list[np.ndarray]]
 def make_model(
     kind: str, *, dropout: float = 0.0, layers: int = 2, seed: int = 0, labels: int = 3, **own: Any
 ) -> nn.Module:
-    """A random sequence classification model in train mode, float32."""
+    """Return a random sequence classification model in train mode, float32."""
     torch.manual_seed(seed)
     pad = PAD.get(kind, 0)
     if kind == "distilbert":
@@ -60,7 +60,7 @@ def make_model(
     ):  # DeBERTa-v2 calls torch.jit.script when it is imported, which torch 2.13 deprecates
         warnings.filterwarnings("ignore", message=".*torch.jit.script.*")
         model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
-    with torch.no_grad():  # the initial spread of 0.02 would hide errors: scores near zero are all alike
+    with torch.no_grad():  # the initial standard deviation of 0.02 would hide errors: all scores would be near zero
         for name, parameter in model.named_parameters():
             if "norm" not in name.lower() and parameter.dim() > 1:
                 parameter.mul_(5.0)
@@ -68,7 +68,7 @@ def make_model(
 
 
 def make_rows(lengths: Sequence[int], *, seed: int = 0, pad: int = 0) -> Rows:
-    """Random token ids (never the padding id) and segments."""
+    """Return random token ids (never the padding id) and segments."""
     rng = np.random.default_rng(seed)
     return {
         "input_ids": [rng.integers(pad + 1, VOCABULARY, n) for n in lengths],
@@ -77,12 +77,12 @@ def make_rows(lengths: Sequence[int], *, seed: int = 0, pad: int = 0) -> Rows:
 
 
 def make_labels(count: int, *, seed: int = 0, labels: int = 3) -> torch.Tensor:
-    """Random class ids."""
+    """Return random class ids."""
     return torch.from_numpy(np.random.default_rng(seed + 1000).integers(0, labels, count))
 
 
 def pad_rows(rows: Rows, *, kind: str, segments: bool = True) -> dict[str, torch.Tensor]:
-    """What a plain collator makes."""
+    """Return a padded batch."""
     pad = PAD.get(kind, 0)
     longest = max(len(ids) for ids in rows["input_ids"])
 
@@ -101,7 +101,7 @@ def pad_rows(rows: Rows, *, kind: str, segments: bool = True) -> dict[str, torch
 
 
 def gradients(model: nn.Module, batch: dict[str, Any], labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """Loss, logits, and the gradient of each parameter by name."""
+    """Return loss, logits, and the gradient of each parameter by name."""
     model.zero_grad(set_to_none=True)
     out = model(**batch, labels=labels)
     out.loss.backward()
@@ -110,6 +110,6 @@ def gradients(model: nn.Module, batch: dict[str, Any], labels: torch.Tensor) -> 
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Over all entries of two dicts of equal keys."""
+    """Return the largest difference between two dicts with equal keys."""
     assert one.keys() == other.keys()
     return max(float((one[k] - other[k]).detach().abs().max()) for k in one)

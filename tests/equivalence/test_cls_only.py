@@ -1,4 +1,4 @@
-"""The last layer cut to first tokens gives the loss and gradients of the whole layer."""
+"""A last layer that computes only first tokens has the loss and gradients of the full layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES = {"ragged": RAGGED, "one row": (7,), "all of one token": (1, 1, 1), "equ
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", CUT_FAMILIES)
-def test_cut_last_layer_gives_the_plain_loss_logits_and_gradients(kind: str, shape: str) -> None:
+def test_first_token_only_layer_matches_plain_layer(kind: str, shape: str) -> None:
     model = make_model(kind)
     rows, labels = make_rows(SHAPES[shape], pad=PAD.get(kind, 0)), make_labels(len(SHAPES[shape]))
     batch: dict[str, Any] = pad_rows(rows, kind=kind)
@@ -40,7 +40,7 @@ def test_cut_last_layer_gives_the_plain_loss_logits_and_gradients(kind: str, sha
     assert largest_difference(plain, ours) < 1e-5
 
 
-def test_only_first_tokens_pass_through_the_last_feed_forward() -> None:
+def test_last_feed_forward_computes_only_first_tokens() -> None:
     model = make_model("bert", layers=3)
     seen: dict[int, tuple[int, ...]] = {}
     strategy = enable_padding_free(model)
@@ -52,7 +52,7 @@ def test_only_first_tokens_pass_through_the_last_feed_forward() -> None:
 
 
 @pytest.mark.parametrize("kind", CUT_FAMILIES)
-def test_own_padded_call_gets_all_tokens_while_speedups_are_on(kind: str) -> None:
+def test_padded_call_by_user_returns_all_tokens(kind: str) -> None:
     model = make_model(kind).eval()
     batch = pad_rows(make_rows(RAGGED, pad=PAD.get(kind, 0)), kind=kind)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_own_padded_call_gets_all_tokens_while_speedups_are_on(kind: str) -> Non
 
 
 @pytest.mark.parametrize("order", ["packing first", "cut first"])
-def test_the_strategies_can_be_taken_off_in_any_order(order: str) -> None:
+def test_strategies_can_be_removed_in_any_order(order: str) -> None:
     model = make_model("bert")
     before = model.config._attn_implementation
     speedups = [enable_padding_free(model), enable_first_token_only(model)]
@@ -75,7 +75,7 @@ def test_the_strategies_can_be_taken_off_in_any_order(order: str) -> None:
     assert model.config._attn_implementation == before
 
 
-def test_shared_layers_are_refused_with_the_reason() -> None:
+def test_shared_layers_raise_with_the_reason() -> None:
     model = make_model("albert")
     assert "share" in str(why_not_first_token(model))
     with pytest.raises(ConfigError, match="cannot be reduced"):

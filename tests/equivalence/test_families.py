@@ -1,4 +1,4 @@
-"""Any AutoModelForSequenceClassification trains: nine families, each from a tiny random config, a few steps."""
+"""Any AutoModelForSequenceClassification trains: nine architectures with tiny random weights, for a few steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 64,
     "max_position_embeddings": 64,
     "pad_token_id": 0,
-    "initializer_range": 0.2,  # with the usual 0.02, a model this narrow needs a hundred steps to leave chance
+    "initializer_range": 0.2,  # with the usual 0.02, a model this narrow needs a hundred steps to exceed chance level
 }
 DISTIL: dict[str, Any] = {
     "vocab_size": 160,
@@ -52,7 +52,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "roformer": {**SIZES, "embedding_size": 32},
 }
 UNKNOWN = {"roformer"}
-"""Families that compute padding: the reason is reported, and they train the plain way."""
+"""Architectures that compute padding: the reason is reported, and they train without speedups."""
 
 
 def save_random(family: str, folder: Path) -> None:
@@ -70,17 +70,17 @@ def make_rows(family: str, count: int) -> TokenRows:
     return TokenRows.from_lists(data)
 
 
-# DeBERTa-v2 decorates functions with torch.jit.script when it is imported, which torch 2.13 deprecates: not ours to mend.
+# DeBERTa-v2 uses torch.jit.script on import, which torch 2.13 deprecates.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_trains_and_learns_a_repeated_batch(family: str, tmp_path: Path) -> None:
+def test_architecture_learns_a_repeated_batch(family: str, tmp_path: Path) -> None:
     save_random(family, tmp_path)
     rows = make_rows(family, 16)
     labels = LabelMap.for_classes(("no", "yes"))
     loaded = load_model(tmp_path, labels)
     model = loaded.model
-    for module in model.modules():  # dropout would hide whether the loss falls
+    for module in model.modules():  # with dropout, the loss might not fall
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     runtime = make_runtime(use_cpu=True)
@@ -89,7 +89,7 @@ def test_a_family_trains_and_learns_a_repeated_batch(family: str, tmp_path: Path
     if family not in UNKNOWN:
         assert "packing" in speedups.on
     else:
-        assert any(note.startswith("padding_free is off: ") for note in speedups.notes), "a fallback is said aloud"
+        assert any(note.startswith("padding_free is off: ") for note in speedups.notes), "a fallback must be reported"
     batches = Batches(rows, speedups.train_collate, 16, seed=1)
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=12, num_epochs=1)
     state = TrainState(
@@ -112,7 +112,7 @@ def test_a_family_trains_and_learns_a_repeated_batch(family: str, tmp_path: Path
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
 @pytest.mark.parametrize("family", sorted(UNKNOWN))
-def test_a_strategy_that_a_family_cannot_have_is_refused_when_asked_for(family: str, tmp_path: Path) -> None:
+def test_unsupported_strategy_raises_if_requested(family: str, tmp_path: Path) -> None:
     save_random(family, tmp_path)
     model = load_model(tmp_path, LabelMap.for_classes(("no", "yes"))).model
     with pytest.raises(ConfigError, match="--padding_free on is not possible"):

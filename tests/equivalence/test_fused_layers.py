@@ -1,4 +1,4 @@
-"""Fused layers give the loss, gradients and weights of the layers as transformers wrote them."""
+"""Fused layers have the loss, gradients and weights of transformers' layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MODERN = ("modernbert", "modernbert-mean")
 @pytest.mark.parametrize(
     ("kind", "first_only"), [*itertools.product(CUT_FAMILIES, (False, True)), *((kind, False) for kind in MODERN)]
 )
-def test_fused_loss_logits_and_gradients_equal_the_padded_ones(kind: str, first_only: bool, total: int | None) -> None:
+def test_fused_loss_logits_and_gradients_match_padded(kind: str, first_only: bool, total: int | None) -> None:
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, logits, plain = gradients(model, pad_rows(rows, kind=kind), labels)
@@ -78,7 +78,7 @@ def test_weights_after_many_fused_steps_equal_plain_training(kind: str, steps: i
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
-def test_half_precision_is_as_near_to_float32_as_autocast_is(kind: str) -> None:
+def test_fused_half_precision_is_as_accurate_as_autocast(kind: str) -> None:
     model = make_model(kind)
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     _, _, exact = gradients(model, pad_rows(rows, kind=kind), labels)
@@ -94,7 +94,7 @@ def test_half_precision_is_as_near_to_float32_as_autocast_is(kind: str) -> None:
     assert 0 < error(ours) < 1.2 * error(theirs)
 
 
-def test_frozen_layers_get_no_gradient_and_the_others_the_same_as_before() -> None:
+def test_frozen_layers_get_no_gradient_and_others_are_unchanged() -> None:
     model = make_model("bert")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("layer.0" not in name and "query.bias" not in name)
@@ -107,7 +107,7 @@ def test_frozen_layers_get_no_gradient_and_the_others_the_same_as_before() -> No
     assert largest_difference(plain, ours) < 1e-5
 
 
-def test_padded_batches_and_the_model_afterwards_are_as_before() -> None:
+def test_padded_batches_and_unfused_model_are_unchanged() -> None:
     model = make_model("bert")
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     before = gradients(model, pad_rows(rows, kind="bert"), labels)[1]
@@ -140,14 +140,14 @@ def test_dropout_changes_with_the_seed_and_repeats_with_it(kind: str) -> None:
         ("modernbert", {"hidden_activation": "relu"}, "its activation is relu, not gelu"),
     ],
 )
-def test_families_that_cannot_be_fused_say_why(kind: str, option: dict[str, Any], reason: str) -> None:
+def test_unsupported_architectures_report_why_not_fused(kind: str, option: dict[str, Any], reason: str) -> None:
     model = make_model(kind, **option)
     assert reason in (why_not_fused(model) or "")
     with pytest.raises(ConfigError, match="fused layers are not possible"):
         fuse_layers(model, torch.bfloat16, first_token_only=False)
 
 
-def test_another_activation_and_wrapped_layers_are_left_alone() -> None:
+def test_unknown_activations_and_wrapped_layers_stay_unfused() -> None:
     model = make_model("bert")
     other = copy.deepcopy(model.config)
     other.hidden_act = "relu"
@@ -157,7 +157,7 @@ def test_another_activation_and_wrapped_layers_are_left_alone() -> None:
 
 
 def scaled(*values: Any) -> Any:
-    """Each tensor among the values times 1.5."""
+    """Return the values with each tensor multiplied by 1.5."""
     return tuple(v * 1.5 if isinstance(v, torch.Tensor) else v for v in values)
 
 
@@ -176,9 +176,7 @@ LISTENED = [
 
 
 @pytest.mark.parametrize(("family", "kind", "place"), LISTENED)
-def test_hooks_of_any_kind_on_a_part_of_a_layer_are_called_though_it_was_fused_before(
-    family: str, kind: str, place: str
-) -> None:
+def test_hooks_on_fused_layer_parts_are_called(family: str, kind: str, place: str) -> None:
     plain, ours = make_model(family), make_model(family)
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     batch = packed(rows, fuse(ours, first_only=family == "bert"))
@@ -191,7 +189,7 @@ def test_hooks_of_any_kind_on_a_part_of_a_layer_are_called_though_it_was_fused_b
     assert largest_difference(before[2], gradients(ours, batch, labels)[2]) == 0.0
 
 
-def test_hooks_on_all_modules_are_called_though_layers_were_fused_before() -> None:
+def test_global_hooks_are_called_after_fusing() -> None:
     from torch.nn.modules.module import register_module_forward_pre_hook
 
     plain, ours = make_model("bert"), make_model("bert")
@@ -212,12 +210,12 @@ WRITES: dict[str, Any] = {
 }
 
 
-# In place it leaves no sign: copies are kept by the optimizer only where nothing else writes weights.
+# Writes in place can't be detected: only the optimizer may update copies, if nothing else writes weights.
 KEPT = [(name, True) for name in WRITES if name != "in place"]
 
 
 @pytest.mark.parametrize(("write", "fresh"), [*((name, False) for name in WRITES), *KEPT])
-def test_weights_written_through_data_are_the_ones_that_are_used(write: str, fresh: bool) -> None:
+def test_weights_written_through_data_are_used(write: str, fresh: bool) -> None:
     plain, ours = make_model("bert"), make_model("bert")
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     strategy = enable_padding_free(ours)
@@ -235,7 +233,7 @@ def test_weights_written_through_data_are_the_ones_that_are_used(write: str, fre
     assert largest_difference(expected[2], found[2]) < 2e-5
 
 
-def test_dropout_and_the_scale_of_scores_are_read_when_they_are_used() -> None:
+def test_changed_dropout_and_attention_scale_are_used() -> None:
     plain, ours = make_model("bert"), make_model("bert", dropout=0.4)
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     batch = packed(rows, fuse(ours, first_only=True))
@@ -260,12 +258,10 @@ def test_layers_that_share_modules_or_weights_are_not_fused(share: str) -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_modernbert_runs_without_calling_its_layers_and_is_itself_again_afterwards(
-    bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modernbert_is_fused_and_restored(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("modernbert", norm_bias=bias)
     for parameter in model.parameters():
-        if parameter.dim() == 1:  # norms of ones and zeros would hide errors
+        if parameter.dim() == 1:  # norm weights of ones and zeros would hide errors
             nn.init.normal_(parameter, 1.0, 0.3)
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     plain = gradients(model, pad_rows(rows, kind="modernbert"), labels)
@@ -292,7 +288,7 @@ def test_modernbert_runs_without_calling_its_layers_and_is_itself_again_afterwar
     assert len(calls) == 2 * len(layers)
 
 
-def test_modernbert_reads_weights_and_dropout_when_they_are_used() -> None:
+def test_modernbert_uses_changed_weights_and_dropout() -> None:
     plain, ours = make_model("modernbert"), make_model("modernbert", dropout=0.4)
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     batch = packed(rows, fuse(ours, first_only=False))

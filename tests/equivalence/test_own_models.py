@@ -1,4 +1,4 @@
-"""Models of one's own under both Trainers: the same losses, step by step, whatever is done to them."""
+"""Custom models have the same losses with both Trainers at every step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows() -> Any:
 
 
 def losses(kind: Any, model: Any, data: Any, folder: Path, **options: Any) -> list[float]:
-    """The loss of each of six steps, in one order."""
+    """Return the losses of six steps in a fixed order."""
     if getattr(getattr(model, "config", None), "model_type", "") in WITHOUT_SEGMENTS:
         data = data.remove_columns("token_type_ids")
     settings = {"max_steps": 6, "logging_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 3e-4}
@@ -42,7 +42,7 @@ def losses(kind: Any, model: Any, data: Any, folder: Path, **options: Any) -> li
         data_collator=DataCollatorWithPadding(tokenizer()),
         callbacks=callbacks,
     )
-    trainer.model_accepts_loss_kwargs = False  # models that take any keyword do not use the count of items
+    trainer.model_accepts_loss_kwargs = False  # models that accept any keyword don't use the number of items
     trainer.train()
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
@@ -56,7 +56,7 @@ def same(make: Any, data: Any, folder: Path, **options: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_model_of_ones_own_has_the_losses_it_has_in_transformers(name: str, rows: Any, tmp_path: Path) -> None:
+def test_custom_model_losses_match_transformers(name: str, rows: Any, tmp_path: Path) -> None:
     same(OWN[name], rows, tmp_path)
 
 
@@ -77,9 +77,7 @@ def test_hooks_on_all_modules_are_called_as_in_transformers(kind: str, rows: Any
         handle.remove()
 
 
-def test_a_model_that_a_callback_changes_before_the_first_step_is_the_one_that_trains(
-    rows: Any, tmp_path: Path
-) -> None:
+def test_model_changed_by_callback_is_trained(rows: Any, tmp_path: Path) -> None:
     class Changes(transformers.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
             model.bert.encoder.layer[0].register_forward_hook(lambda m, a, o: o + o.mean(1, keepdim=True))

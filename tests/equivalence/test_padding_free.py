@@ -1,4 +1,4 @@
-"""A packed batch gives the loss, gradients and weights of the padded one."""
+"""A packed batch has the loss, gradients and weights of the padded one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def packed(rows: dict[str, list[np.ndarray]], strategy: PaddingFree, **options: 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_packed_loss_logits_and_gradients_equal_the_padded_ones(kind: str, shape: str) -> None:
+def test_packed_loss_logits_and_gradients_match_padded(kind: str, shape: str) -> None:
     model = make_model(kind)
     rows, labels = make_rows(SHAPES[shape], pad=PAD.get(kind, 0)), make_labels(len(SHAPES[shape]))
     loss, logits, plain = gradients(model, pad_rows(rows, kind=kind), labels)
@@ -52,7 +52,7 @@ def test_packed_loss_logits_and_gradients_equal_the_padded_ones(kind: str, shape
 
 @pytest.mark.parametrize("first_only", [False, True])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", *RELATIVE])
-def test_a_batch_filled_up_to_a_bucket_changes_nothing(kind: str, first_only: bool) -> None:
+def test_batch_filled_up_to_a_bucket_changes_nothing(kind: str, first_only: bool) -> None:
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
@@ -70,7 +70,7 @@ def test_a_batch_filled_up_to_a_bucket_changes_nothing(kind: str, first_only: bo
 
 @pytest.mark.parametrize("first_only", [False, True])
 @pytest.mark.parametrize("kind", RELATIVE)
-def test_attention_by_distance_with_the_fixed_shapes_of_a_gpu_gives_the_same(
+def test_attention_by_distance_with_fixed_shapes_is_equal(
     kind: str, first_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "GROUPED", ())
@@ -100,7 +100,7 @@ def test_attention_for_other_devices_equals_plain_step(first_only: bool, monkeyp
 
 
 def train(model: nn.Module, batches: list[tuple[dict[str, Any], torch.Tensor]], rate: float) -> dict[str, torch.Tensor]:
-    """Parameters after one AdamW step a batch."""
+    """Return the parameters after one AdamW step per batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.1)
     for batch, labels in batches:
         optimizer.zero_grad()
@@ -110,8 +110,8 @@ def train(model: nn.Module, batches: list[tuple[dict[str, Any], torch.Tensor]], 
     return {n: p.detach().clone() for n, p in model.named_parameters()}
 
 
-# In float32 Adam turns the rounding noise of gradients that are zero in theory (key biases) into steps of the order of the
-# learning rate, so that the usual rate is taken there; float64 shows that the mathematics is the same at any rate.
+# In float32, Adam amplifies rounding errors of gradients that are zero in theory (key biases) to steps of about the
+# learning rate, so float32 uses the usual rate; float64 shows that results are equal at any rate.
 @pytest.mark.parametrize("steps", MANY_STEPS)
 @pytest.mark.parametrize(
     ("kind", "dtype", "rate", "tolerance"),
@@ -135,7 +135,7 @@ def test_weights_after_many_steps_equal_plain_training(
     assert largest_difference(expected, found) < tolerance
 
 
-def test_with_dropout_on_the_mean_loss_over_many_seeds_agrees() -> None:
+def test_mean_loss_with_dropout_matches_over_many_seeds() -> None:
     model = make_model("bert", dropout=0.2)
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     quiet = copy.deepcopy(model).eval()
@@ -152,10 +152,10 @@ def test_with_dropout_on_the_mean_loss_over_many_seeds_agrees() -> None:
     assert abs(float(plain.mean() - ours.mean())) < 4 * error
     assert 0.8 < float(plain.std() / ours.std()) < 1.25
     without = float(quiet(**pad_rows(rows, kind="bert"), labels=labels).loss.detach())
-    assert abs(without - float(plain.mean())) > 4 * error, "the test could not tell dropout from none"
+    assert abs(without - float(plain.mean())) > 4 * error, "the test must detect missing dropout"
 
 
-def test_the_loss_that_deberta_computes_where_no_problem_is_named_is_the_same_packed() -> None:
+def test_deberta_loss_without_problem_type_matches_when_packed() -> None:
     model = make_model("deberta-v2")
     model.config.problem_type = None
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
@@ -168,7 +168,7 @@ def test_the_loss_that_deberta_computes_where_no_problem_is_named_is_the_same_pa
 
 
 @pytest.mark.parametrize("kind", RELATIVE)
-def test_a_step_after_a_prediction_of_the_same_length_has_its_gradients(kind: str) -> None:
+def test_gradients_after_same_length_prediction_are_correct(kind: str) -> None:
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     batch = packed(rows, enable_padding_free(model))
@@ -177,7 +177,7 @@ def test_a_step_after_a_prediction_of_the_same_length_has_its_gradients(kind: st
     assert torch.allclose(gradients(model, batch, labels)[1], before, atol=1e-6)
 
 
-def test_padded_batches_still_work_and_disable_leaves_no_trace() -> None:
+def test_padded_batches_work_and_disable_restores_model() -> None:
     model = make_model("bert")
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     before = model.config._attn_implementation
@@ -206,7 +206,7 @@ def test_gradient_checkpointing_repeats_the_same_dropout() -> None:
     assert largest_difference(*found) < 1e-6
 
 
-def test_a_model_that_does_not_fit_is_refused_with_the_reason() -> None:
+def test_unsupported_model_raises_with_the_reason() -> None:
     import transformers
 
     config = transformers.AutoConfig.for_model("xlnet", vocab_size=20, d_model=8, n_layer=1, n_head=2, d_inner=8)

@@ -1,4 +1,4 @@
-"""Models with PEFT adapters under both Trainers: the same losses, metrics and adapter files."""
+"""Models with PEFT adapters have the same losses, metrics and adapter files with both Trainers."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def losses(trainer: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_adapters_train_as_in_transformers_and_leave_the_same_adapter_files(tmp_path: Path, name: str) -> None:
+def test_adapters_and_adapter_files_match_transformers(tmp_path: Path, name: str) -> None:
     theirs = trained(transformers.Trainer, tmp_path / "theirs", KINDS[name]())
     ours = trained(tunesmith.Trainer, tmp_path / "ours", KINDS[name]())
     assert ours.label_names == theirs.label_names
     assert set(ours._signature_columns) == set(theirs._signature_columns)
     assert losses(ours) == pytest.approx(losses(theirs), abs=NEAR)
     assert ours.evaluate()["eval_loss"] == pytest.approx(theirs.evaluate()["eval_loss"], abs=NEAR)
-    if isinstance(ours.model, PeftModel):  # else the rows train without padding
+    if isinstance(ours.model, PeftModel):  # otherwise the rows train without padding
         assert ours.state.total_flos == theirs.state.total_flos
     for place in ("checkpoint-2", "checkpoint-4", "saved"):
-        for trainer, door in ((theirs, "theirs"), (ours, "ours")):
+        for trainer, side in ((theirs, "theirs"), (ours, "ours")):
             if place == "saved":
-                trainer.save_model(str(tmp_path / door / place))
+                trainer.save_model(str(tmp_path / side / place))
         here, there = tmp_path / "ours" / place, tmp_path / "theirs" / place
         files = {str(f.relative_to(there)) for f in there.rglob("adapter_*")}
         assert files == {str(f.relative_to(here)) for f in here.rglob("adapter_*")}
@@ -80,7 +80,7 @@ def test_adapters_train_as_in_transformers_and_leave_the_same_adapter_files(tmp_
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_adapters_train_as_in_transformers_with(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_adapter_training_with_options_matches_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
     theirs = trained(transformers.Trainer, tmp_path / "theirs", KINDS["lora-without-task"](), **options)
     ours = trained(tunesmith.Trainer, tmp_path / "ours", KINDS["lora-without-task"](), **options)
     assert losses(ours) == pytest.approx(losses(theirs), abs=NEAR)

@@ -1,4 +1,4 @@
-"""The whole engine with every exact strategy on gives the losses and weights of the plain engine."""
+"""The engine with every exact strategy has the losses and weights of the plain engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def train(
 
 @functools.cache
 def train_plainly(layerwise: float) -> tuple[list[float], dict[str, torch.Tensor], Any]:
-    """The run that each strategy is compared with."""
+    """Train without speedups, for comparison."""
     return train(OFF, layerwise=layerwise)
 
 
@@ -52,7 +52,7 @@ def train_plainly(layerwise: float) -> tuple[list[float], dict[str, torch.Tensor
 def test_each_strategy_trains_like_the_plain_step(on: str, layerwise: float) -> None:
     plain_losses, plain, plain_eval = train_plainly(layerwise)
     wishes = {} if on == "all" else {**OFF, on: "on"}
-    if on == "first_token_only":  # it needs packed batches
+    if on == "first_token_only":  # needs packed batches
         wishes["pack_rows"] = "on"
     losses, weights, evaluated = train(wishes, layerwise=layerwise)
     assert len(losses) == 100

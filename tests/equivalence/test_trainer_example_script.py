@@ -1,4 +1,4 @@
-"""A command-line script as people write them: arguments parsed into dataclasses, metrics and state saved, a card written."""
+"""A typical script: parses arguments into dataclasses, saves metrics and state, and writes a model card."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_parsed_script_leaves_the_same_files_keys_and_metrics(place: Path) -> None:
+def test_parsed_script_writes_same_files_keys_and_metrics(place: Path) -> None:
     theirs, _ = run(place, "theirs", SCRIPT, "--pad_all", "False")
     ours, text = run(place, "ours", changed(SCRIPT), "--pad_all", "False")
     assert ours["predict"] == theirs["predict"]
@@ -135,7 +135,7 @@ def test_a_parsed_script_leaves_the_same_files_keys_and_metrics(place: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_script_run_again_goes_on_from_its_last_checkpoint(place: Path) -> None:
+def test_script_run_again_resumes_from_last_checkpoint(place: Path) -> None:
     run(place, "again", changed(SCRIPT))
     weights = (place / "again" / "model.safetensors").read_bytes()
     found, _ = run(place, "again", changed(SCRIPT))

@@ -1,6 +1,6 @@
-"""Same weights, seed and batches, dropout off: our losses are those of transformers.Trainer.
+"""With equal weights, seed and batches and without dropout, losses match transformers.Trainer.
 
-With accumulation the oracle has `compute_loss_func`, its documented way to divide by the items of the whole window.
+With accumulation, transformers uses `compute_loss_func`, the documented way to divide by the items of the whole step.
 Without it, transformers 5.22 adds up the micro-batch means of a BERT classifier.
 """
 
@@ -79,8 +79,8 @@ def our_losses(model: Any, *, batch: int, accumulation: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(8, 1), (2, 4), (3, 4)])
-def test_losses_and_weights_equal_the_oracle_for_50_steps(tmp_path: Path, batch: int, accumulation: int) -> None:
-    """70 rows: every epoch ends in a ragged window, with a ragged micro-batch inside it."""
+def test_losses_and_weights_match_transformers_for_50_steps(tmp_path: Path, batch: int, accumulation: int) -> None:
+    """With 70 rows, every epoch ends with a partial step and a partial micro-batch."""
     theirs_model, ours_model = tiny_bert(), tiny_bert()
     loss = None if accumulation == 1 else mean_over_window
     theirs = oracle_losses(tmp_path, theirs_model, batch=batch, accumulation=accumulation, loss=loss)

@@ -1,4 +1,4 @@
-"""Methods that a script replaces, in a subclass or on the Trainer object, take part here as they do in transformers."""
+"""Methods that a script overrides, in a subclass or on the Trainer object, are called as in transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sampling import crossed
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 
-DOORS = (transformers.Trainer, Trainer)
+TRAINERS = (transformers.Trainer, Trainer)
 METHODS = [n for n, v in vars(transformers.Trainer).items() if inspect.isfunction(v) and not n.startswith("__")]
 
 
@@ -29,25 +29,25 @@ def tiny_bert() -> Any:
     return BertForSequenceClassification(BertConfig(vocab_size=100, max_position_embeddings=64, **sizes, **dropout))
 
 
-def make(door: Any, folder: Path, **options: Any) -> Any:
-    """A Trainer over rows for which ours would choose its speed-ups."""
+def make(trainer_class: Any, folder: Path, **options: Any) -> Any:
+    """Return a Trainer on rows for which tunesmith would use its speedups."""
     given = {"max_steps": 4, "logging_steps": 2, "learning_rate": 1e-2, "train_sampling_strategy": "sequential"}
     data = {"train_dataset": arrow(40), "eval_dataset": arrow(20, 1), "processing_class": tokenizer()}
-    return door(tiny_bert(), arguments(folder, **given, **options), **data)
+    return trainer_class(tiny_bert(), arguments(folder, **given, **options), **data)
 
 
 def lines(trainer: Any) -> list[dict[str, float]]:
-    """What was logged, but for times."""
+    """Return the log without times."""
     kept = ("loss", "learning_rate", "step", "epoch")
     return [{k: pytest.approx(v, abs=2e-5) for k, v in line.items() if k in kept} for line in trainer.state.log_history]
 
 
-def counting(door: Any) -> tuple[Any, Counter[str]]:
-    """A subclass in which every method counts its calls."""
+def counting(trainer_class: Any) -> tuple[Any, Counter[str]]:
+    """Return a subclass in which every method counts its calls."""
     calls: Counter[str] = Counter()
-    kind = type("Counting", (door,), {})
+    kind = type("Counting", (trainer_class,), {})
     for name in METHODS:
-        method = inspect.getattr_static(door, name, None)
+        method = inspect.getattr_static(trainer_class, name, None)
         if not inspect.isfunction(method):
             continue
 
@@ -61,10 +61,10 @@ def counting(door: Any) -> tuple[Any, Counter[str]]:
     return kind, calls
 
 
-def test_every_method_that_transformers_calls_is_called_here(tmp_path: Path) -> None:
+def test_every_method_called_by_transformers_is_called(tmp_path: Path) -> None:
     counts = []
-    for number, door in enumerate(DOORS):
-        kind, calls = counting(door)
+    for number, trainer_class in enumerate(TRAINERS):
+        kind, calls = counting(trainer_class)
         folder = tmp_path / str(number)
         every = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
         best = {"load_best_model_at_end": True, "include_num_input_tokens_seen": "all"}
@@ -84,17 +84,19 @@ def test_every_method_that_transformers_calls_is_called_here(tmp_path: Path) -> 
     ("name", "place"),
     crossed(["compute_loss", "training_step", "prediction_step", "floating_point_ops"], ["class", "object"]),
 )
-def test_a_method_of_the_users_sees_the_batches_of_the_collator(tmp_path: Path, name: str, place: str) -> None:
+def test_overridden_method_sees_batches_of_the_collator(tmp_path: Path, name: str, place: str) -> None:
     seen = []
-    for number, door in enumerate(DOORS):
+    for number, trainer_class in enumerate(TRAINERS):
         shapes: list[Any] = []
 
-        def look(self: Any, *args: Any, _door: Any = door, _shapes: list[Any] = shapes, **options: Any) -> Any:
+        def look(
+            self: Any, *args: Any, _trainer_class: Any = trainer_class, _shapes: list[Any] = shapes, **options: Any
+        ) -> Any:
             inputs = next(a for a in args if hasattr(a, "keys"))
             _shapes.append({k: tuple(v.shape) for k, v in inputs.items()})
-            return getattr(_door, name)(self, *args, **options)
+            return getattr(_trainer_class, name)(self, *args, **options)
 
-        kind = type("Looking", (door,), {name: look} if place == "class" else {})
+        kind = type("Looking", (trainer_class,), {name: look} if place == "class" else {})
         trainer = make(kind, tmp_path / str(number))
         if place == "object":
             setattr(trainer, name, functools.partial(look, trainer))
@@ -105,10 +107,10 @@ def test_a_method_of_the_users_sees_the_batches_of_the_collator(tmp_path: Path, 
     assert seen[1][1] == seen[0][1]
 
 
-def test_a_loader_put_on_the_object_may_be_any_iterable(tmp_path: Path) -> None:
+def test_loader_set_on_the_object_can_be_any_iterable(tmp_path: Path) -> None:
     logged = []
-    for number, door in enumerate(DOORS):
-        trainer = make(door, tmp_path / str(number))
+    for number, trainer_class in enumerate(TRAINERS):
+        trainer = make(trainer_class, tmp_path / str(number))
         one = torch.ones(4, 5, dtype=torch.long)
         labels = torch.tensor([0, 1, 0, 1])
         batches = [{"input_ids": one * (i + 3), "attention_mask": one, "labels": labels} for i in range(4)]
@@ -118,9 +120,9 @@ def test_a_loader_put_on_the_object_may_be_any_iterable(tmp_path: Path) -> None:
     assert logged[1] == logged[0]
 
 
-def test_a_save_model_put_on_the_object_writes_the_checkpoints(tmp_path: Path) -> None:
-    for number, door in enumerate(DOORS):
-        trainer = make(door, tmp_path / str(number), save_strategy="steps", save_steps=2)
+def test_save_model_set_on_the_object_writes_checkpoints(tmp_path: Path) -> None:
+    for number, trainer_class in enumerate(TRAINERS):
+        trainer = make(trainer_class, tmp_path / str(number), save_strategy="steps", save_steps=2)
         own = trainer.save_model
 
         def save(folder: str | None = None, *args: Any, _own: Any = own, **options: Any) -> None:
@@ -133,11 +135,9 @@ def test_a_save_model_put_on_the_object_writes_the_checkpoints(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["compute_loss_context_manager", "autocast_smart_context_manager"])
-def test_a_context_of_the_users_is_around_every_forward_pass_and_leaves_its_precision(
-    tmp_path: Path, name: str
-) -> None:
+def test_user_context_wraps_every_forward_pass(tmp_path: Path, name: str) -> None:
     found = []
-    for number, door in enumerate(DOORS):
+    for number, trainer_class in enumerate(TRAINERS):
         entered: list[str] = []
 
         @contextlib.contextmanager
@@ -146,7 +146,7 @@ def test_a_context_of_the_users_is_around_every_forward_pass_and_leaves_its_prec
             yield
             _entered.append("out")
 
-        trainer = make(type("Own", (door,), {name: own}), tmp_path / str(number), bf16=True)
+        trainer = make(type("Own", (trainer_class,), {name: own}), tmp_path / str(number), bf16=True)
         dtypes: list[torch.dtype] = []
         trainer.model.classifier.register_forward_hook(lambda *args, seen=dtypes: seen.append(args[2].dtype))
         trainer.train()
@@ -157,7 +157,7 @@ def test_a_context_of_the_users_is_around_every_forward_pass_and_leaves_its_prec
 
 
 @pytest.mark.parametrize("wanted", [True, "", "no-such-folder"])
-def test_nothing_to_resume_from_is_a_value_error_and_no_new_run(tmp_path: Path, wanted: Any) -> None:
-    for number, door in enumerate(DOORS):
+def test_resume_without_checkpoint_raises_value_error(tmp_path: Path, wanted: Any) -> None:
+    for number, trainer_class in enumerate(TRAINERS):
         with pytest.raises(ValueError, match="valid checkpoint"):
-            make(door, tmp_path / str(number)).train(resume_from_checkpoint=wanted)
+            make(trainer_class, tmp_path / str(number)).train(resume_from_checkpoint=wanted)

@@ -1,4 +1,4 @@
-"""Whole scripts: the course's, with one import changed; and the same run on one rank and on two."""
+"""The same script on one rank and on two."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripts import run_script
 
 
 def result_of(text: str, folder: Path, *words: str, launcher: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The JSON line that a script prints; with a launcher it runs in new processes."""
+    """Run a script and return its JSON line; with a launcher, it runs in new processes."""
     folder.mkdir()
     file = folder / "script.py"
     file.write_text(text)

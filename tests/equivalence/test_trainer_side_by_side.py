@@ -1,4 +1,4 @@
-"""Our Trainer and transformers' with the same options over the same rows: state, logs, folders and results are the same."""
+"""tunesmith's Trainer and transformers' have equal state, logs, folders and results with the same options and rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tunesmith import Trainer
 
 TIMES = ("runtime", "per_second", "preparation_time")
 OPTIONS: dict[str, dict[str, Any]] = {
-    "nothing asked for": {},
+    "defaults": {},
     "the first step is logged": {"logging_first_step": True, "logging_steps": 7},
-    "one line an epoch": {"logging_strategy": "epoch", "save_strategy": "epoch"},
+    "one log line per epoch": {"logging_strategy": "epoch", "save_strategy": "epoch"},
     "no lines": {"logging_strategy": "no"},
-    "intervals as parts of the run": {
+    "intervals as fractions of the run": {
         "logging_steps": 0.2,
         "eval_strategy": "steps",
         "eval_steps": 0.25,
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "an evaluation before the first step": {"eval_on_start": True, "eval_strategy": "epoch"},
     "late evaluations": {"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 8},
     "late evaluations by epoch": {"eval_strategy": "epoch", "eval_delay": 1.5},
-    "intervals of their own": {"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 3, "save_steps": 10},
+    "separate intervals": {"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 3, "save_steps": 10},
     "steps that end within an epoch": {"max_steps": 11, "logging_steps": 4, "eval_strategy": "epoch"},
     "half an epoch": {"num_train_epochs": 1.5, "logging_steps": 3, "save_strategy": "epoch"},
     "more accumulation than batches": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 5},
@@ -48,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metric_for_best_model": "loss",
         "load_best_model_at_end": True,
     },
-    "the best and no other": {
+    "only the best": {
         "eval_strategy": "epoch",
         "save_strategy": "epoch",
         "metric_for_best_model": "eval_accuracy",
@@ -61,12 +61,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tokens counted": {"include_num_input_tokens_seen": "all", "logging_steps": 5},
     "no clipping": {"max_grad_norm": 0.0, "logging_steps": 3},
     "much clipping": {"max_grad_norm": 0.05, "logging_steps": 3},
-    "results moved now and then": {"eval_accumulation_steps": 2, "eval_strategy": "epoch"},
+    "evaluation accumulation steps": {"eval_accumulation_steps": 2, "eval_strategy": "epoch"},
     "fp16, which a CPU doesn't have": {"fp16": True, "logging_steps": 3},
     "losses only": {"prediction_loss_only": True, "eval_strategy": "epoch"},
     "sgd": {"optim": "sgd", "optim_args": "momentum=0.9", "logging_steps": 4},
     "adafactor": {"optim": "adafactor", "logging_steps": 4},
-    "a rate that goes up and down with the metric": {
+    "greedy scheduler": {
         "lr_scheduler_type": "greedy",
         "lr_scheduler_kwargs": {"patience": 1, "factor": 0.5},
         "eval_strategy": "epoch",
@@ -74,7 +74,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "num_train_epochs": 10,
         "logging_steps": 8,
     },
-    "a rate that waits for the metric": {
+    "reduce on plateau": {
         "lr_scheduler_type": "reduce_lr_on_plateau",
         "eval_strategy": "epoch",
         "metric_for_best_model": "eval_loss",
@@ -84,7 +84,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def make(kind: Any, folder: Path, *, model: Any = None, data: Any = None, held: Any = None, **options: Any) -> Any:
-    """A trainer of either kind over toy rows in one order."""
+    """Return a Trainer of either kind on toy rows in a fixed order."""
     callbacks = [*options.pop("callbacks", []), Recorder()]
     defaults = {"train_sampling_strategy": "sequential", "save_strategy": "steps"}
     trainer = kind(
@@ -95,12 +95,12 @@ def make(kind: Any, folder: Path, *, model: Any = None, data: Any = None, held: 
         compute_metrics=Accuracy(),
         callbacks=callbacks,
     )
-    trainer.model_accepts_loss_kwargs = False  # the toy model takes any keyword, and uses none
+    trainer.model_accepts_loss_kwargs = False  # the toy model accepts any keyword and uses none
     return trainer
 
 
 def plain(value: Any, folder: Path) -> Any:
-    """A value without times, with the folder's name taken out, and floats of either library as such."""
+    """Return a value without times and folder names."""
     if isinstance(value, dict):
         return {k: plain(v, folder) for k, v in value.items() if not any(t in str(k) for t in TIMES)}
     if isinstance(value, (list, tuple)):
@@ -109,7 +109,7 @@ def plain(value: Any, folder: Path) -> Any:
 
 
 def seen(trainer: Any, folder: Path, output: Any = None) -> dict[str, Any]:
-    """What a run left behind."""
+    """Return the results of a run."""
     return {
         "state": plain(dataclasses.asdict(trainer.state), folder),
         "output": plain(output._asdict(), folder) if output is not None else None,
@@ -120,7 +120,7 @@ def seen(trainer: Any, folder: Path, output: Any = None) -> dict[str, Any]:
 
 
 def same(theirs: Any, ours: Any, path: str = "") -> None:
-    """Fails with the place where two structures differ; floats may differ by rounding."""
+    """Assert that two structures are equal, up to rounding; errors contain the path."""
     if isinstance(theirs, dict):
         assert list(ours) == list(theirs), path
         for key, value in theirs.items():
@@ -136,14 +136,14 @@ def same(theirs: Any, ours: Any, path: str = "") -> None:
 
 
 def side_by_side(tmp_path: Path, run: Any) -> Any:
-    """Runs both kinds and compares; returns what was seen."""
+    """Run both kinds, compare them, and return the results."""
     found = [run(kind, tmp_path / name) for name, kind in (("a", transformers.Trainer), ("b", Trainer))]
     same(*found)
     return found[1]
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
-def test_state_logs_checkpoints_and_results_are_those_of_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_state_logs_checkpoints_and_results_match_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
     def run(kind: Any, folder: Path) -> Any:
         trainer = make(kind, folder, **options)
         return seen(trainer, folder, trainer.train())
@@ -153,7 +153,7 @@ def test_state_logs_checkpoints_and_results_are_those_of_transformers(tmp_path: 
     assert found["weights"] != [0.0, 0.0]
 
 
-def test_a_stream_and_several_evaluation_sets_give_the_same_state(tmp_path: Path) -> None:
+def test_stream_and_several_evaluation_sets_match_transformers(tmp_path: Path) -> None:
     held = {"near": RegressionDataset(length=9), "far": RegressionDataset(length=11, seed=3)}
 
     def run(kind: Any, folder: Path) -> Any:
@@ -182,7 +182,7 @@ def test_a_stream_and_several_evaluation_sets_give_the_same_state(tmp_path: Path
     assert "held_accuracy" in found[2][-1]
 
 
-def test_early_stopping_ends_at_the_same_step_with_the_same_best_model(tmp_path: Path) -> None:
+def test_early_stopping_matches_transformers(tmp_path: Path) -> None:
     def run(kind: Any, folder: Path) -> Any:
         options = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 20}
         options |= {"metric_for_best_model": "accuracy", "load_best_model_at_end": True}
@@ -194,7 +194,7 @@ def test_early_stopping_ends_at_the_same_step_with_the_same_best_model(tmp_path:
 
 
 class Asking(TrainerCallback):  # type: ignore[misc]
-    """Sets control flags at odd moments."""
+    """Callback that sets control flags at unusual times."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_log = state.global_step in (2, 5)
@@ -204,7 +204,7 @@ class Asking(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop = state.global_step == 11
 
 
-def test_control_flags_set_by_a_callback_do_the_same(tmp_path: Path) -> None:
+def test_control_flags_set_by_callback_match_transformers(tmp_path: Path) -> None:
     def run(kind: Any, folder: Path) -> Any:
         trainer = make(kind, folder, callbacks=[Asking()], num_train_epochs=3, logging_steps=100)
         return seen(trainer, folder, trainer.train())
@@ -219,7 +219,7 @@ def test_control_flags_set_by_a_callback_do_the_same(tmp_path: Path) -> None:
         ["should_training_stop", "should_epoch_stop"],
     ),
 )
-def test_a_stop_asked_for_at_any_event_ends_at_the_same_step(tmp_path: Path, flag: str, event: str) -> None:
+def test_stop_at_any_event_ends_at_the_same_step(tmp_path: Path, flag: str, event: str) -> None:
     def run(kind: Any, folder: Path) -> Any:
         stopper = type("Stopper", (TrainerCallback,), {event: lambda s, a, b, c, **k: setattr(c, flag, True)})()
         options = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 7, "logging_steps": 3}
@@ -229,7 +229,7 @@ def test_a_stop_asked_for_at_any_event_ends_at_the_same_step(tmp_path: Path, fla
     side_by_side(tmp_path, run)
 
 
-def test_going_on_without_skipping_rows_counts_epochs_as_transformers_does(tmp_path: Path) -> None:
+def test_resume_without_skipping_counts_epochs_as_transformers(tmp_path: Path) -> None:
     def run(kind: Any, folder: Path) -> Any:
         options = {"save_steps": 4, "logging_steps": 1, "num_train_epochs": 2, "ignore_data_skip": True}
         data = RegressionDataset(length=48)

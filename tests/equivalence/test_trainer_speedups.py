@@ -1,4 +1,4 @@
-"""Speedups of Trainer: results equal transformers', inside any script, and the user's own calls see the plain model."""
+"""With speedups, results match transformers in any script, and user code sees the plain model."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_packed_script_equals_transformers(script: str, tmp_path: Path) -> None:
 
 
 def test_user_calls_in_callbacks_and_metrics_see_the_plain_model(tmp_path: Path) -> None:
-    """Fails if the last layer stays cut to first tokens outside of a training step."""
+    """Fails if the last layer computes only first tokens outside of a training step."""
     shapes: list[Any] = []
     batch = {"input_ids": torch.tensor([[3, 4, 5, 6, 7, 8]]), "attention_mask": torch.ones(1, 6, dtype=torch.long)}
 
@@ -245,7 +245,7 @@ def test_unknown_model_runs_plain_and_says_why(tmp_path: Path) -> None:
 
 
 class Pooled(nn.Module):
-    """An encoder inside a class of the user's; `masked=False` reads padding."""
+    """A custom model with an encoder; `masked=False` reads padding."""
 
     def __init__(self, encoder: Any = None, masked: bool = True) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class Pooled(nn.Module):
 
 
 class Siamese(Pooled):
-    """Two calls of one encoder, and a loss over the pairs of a batch."""
+    """Two calls of the same encoder, and a loss over the pairs of a batch."""
 
     def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None) -> Any:
         first, second = self.embed(input_ids, attention_mask), self.embed(input_ids.flip(0), attention_mask.flip(0))
@@ -289,7 +289,7 @@ def with_lora() -> Any:
 
 
 def small(name: str) -> Any:
-    """A classifier with an attention by distance."""
+    """Return a classifier with attention by distance."""
     torch.manual_seed(0)
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 64}
     if name == "mpnet":
@@ -338,7 +338,7 @@ class Repeated:
 
 
 class Sampled:
-    """A sampler of the user's own."""
+    """A custom sampler."""
 
     def _get_train_sampler(self, *_: Any) -> Any:
         return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[attr-defined]
@@ -380,7 +380,7 @@ def test_packed_encoder_in_any_model_equals_transformers(script: str, tmp_path: 
 
 
 def language_model(kind: str) -> tuple[Any, dict[str, Any]]:
-    """A tiny model, and the options of its script: causal, masked, or a classifier with NEFTune."""
+    """Return a tiny model and the options of its script: causal, masked, or a classifier with NEFTune."""
     torch.manual_seed(0)
     data = arrow(40).remove_columns(["label"])
     if kind == "neftune":
@@ -442,7 +442,7 @@ KNOWN = {"5.22.2": "aa4895b272cdc1c8"}
 
 
 def test_overridden_methods_of_transformers_are_those_we_know() -> None:
-    """If it fails for a new version: compare these methods with their overrides, then add the version."""
+    """If this fails for a new transformers version, compare these methods with their overrides, then add the version."""
     theirs = vars(transformers.Trainer)
     names = sorted(n for n, value in vars(Trainer).items() if inspect.isfunction(value) and n in theirs)
     bodies = "".join(inspect.getsource(theirs[name]) for name in names)
@@ -460,7 +460,7 @@ CAPTURED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CAPTURED)
 def test_captured_steps_equal_transformers(name: str, tmp_path: Path) -> None:
-    """On a GPU these steps are CUDA graphs; here they run one by one."""
+    """On a GPU, these steps are CUDA graphs; here, they run one by one."""
 
     class Whole(Trainer):
         _force_captured_steps = True

@@ -1,4 +1,4 @@
-"""Training the used rows of the word embedding, and the rest in closed form, equals training the whole table."""
+"""Training only the used rows of the word embedding, and the rest in closed form, equals training all of it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DECAY = 0.1
 
 
 def rate_at(step: int, rate: float) -> float:
-    """Warm up, then fall: each step has another decay factor."""
+    """Return the learning rate of warmup and decay, which changes at each step."""
     return rate * min((step + 1) / 10, (STEPS - step) / (STEPS - 10))
 
 
 def make_run(kind: str) -> tuple[list[dict[str, list[np.ndarray]]], list[torch.Tensor], np.ndarray]:
-    """Ragged batches over the lower half of the vocabulary, their labels, and the ids that occur."""
+    """Return ragged batches of the lower half of the vocabulary, their labels, and the ids that occur."""
     rng = np.random.default_rng(1)
     rows = [make_rows(rng.integers(1, 15, 5), seed=i, pad=PAD.get(kind, 0)) for i in range(STEPS)]
     for batch in rows:
@@ -46,7 +46,7 @@ def train(
     cut: RestrictedVocabulary | None,
     steps: range,
 ) -> torch.optim.Optimizer:
-    """Decay on matrices only, as transformers groups parameters; clipped; with a schedule."""
+    """Weight decay applies only to matrices, as in transformers; with clipping and a schedule."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": DECAY},
         {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
@@ -105,7 +105,7 @@ def test_weights_after_a_whole_run_equal_full_adamw(
     assert torch.allclose(table[unused], start[unused] * factor, rtol=1e-6)
 
 
-def test_inside_whole_the_model_takes_plain_ids_that_never_occurred_in_training(tmp_path: Path) -> None:
+def test_whole_accepts_ids_that_training_never_used(tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     model = make_model("bert").eval()
@@ -121,7 +121,7 @@ def test_inside_whole_the_model_takes_plain_ids_that_never_occurred_in_training(
     assert torch.equal(loaded(**batch).logits, expected)
 
 
-def test_a_resumed_run_has_the_bits_of_one_never_stopped() -> None:
+def test_resumed_run_is_bit_identical() -> None:
     rows, labels, used = make_run("bert")
 
     def start() -> tuple[nn.Module, RestrictedVocabulary]:
@@ -143,7 +143,7 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped() -> None:
     assert largest_difference(dict(whole.named_parameters()), dict(resumed.named_parameters())) == 0.0
 
 
-def test_the_state_of_another_vocabulary_is_refused() -> None:
+def test_state_of_different_vocabulary_raises() -> None:
     cut = RestrictedVocabulary.apply(make_model("bert"), np.array([3, 4]))
     other = RestrictedVocabulary.apply(make_model("bert"), np.array([3, 5]))
     with pytest.raises(CheckpointError, match="training data of the run"):
@@ -164,7 +164,7 @@ def test_padding_keeps_its_row_and_gets_no_gradient() -> None:
         embedding(torch.tensor([7]))
 
 
-def test_a_tied_table_is_refused() -> None:
+def test_tied_embedding_raises() -> None:
     model = make_model("bert")
     model.decoder = nn.Linear(32, VOCABULARY, bias=False)
     model.decoder.weight = model.get_input_embeddings().weight
@@ -173,7 +173,7 @@ def test_a_tied_table_is_refused() -> None:
         RestrictedVocabulary.apply(model, np.array([1]))
 
 
-def test_what_captured_steps_read_stays_where_it_is() -> None:
+def test_memory_read_by_captured_steps_stays_in_place() -> None:
     model = make_model("bert")
     cut = RestrictedVocabulary.apply(model, np.arange(20))
     table = model.get_input_embeddings()

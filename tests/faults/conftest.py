@@ -1,4 +1,4 @@
-"""The uninterrupted runs of the engine and of the command, which interrupted runs are compared with."""
+"""Uninterrupted runs of the engine and of the command, for comparison with interrupted runs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tunesmith.runs.folder import RunDir
 
 @dataclass
 class Bench:
-    """The uninterrupted run of the engine: its fingerprint and how long it took."""
+    """Fingerprint and duration of the uninterrupted run of the engine."""
 
     root: Path
     whole: dict[str, Any]
     seconds: float
 
     def seconds_now(self) -> float:
-        """How long the uninterrupted run takes under the present load."""
+        """Return the duration of the uninterrupted run under the current load."""
         ended = engine(self.root / "timed")
         clean(self.root / "timed")
         return ended.seconds[0]
 
     def same_as_whole(self, folder: Path, **options: Any) -> None:
-        """Resume the run and assert that it ends bit for bit like the uninterrupted one."""
+        """Resume the run and assert that it is bit-identical to the uninterrupted one."""
         ended = engine(folder, options=options)
         assert ended.code == 0, ended.log[-2000:]
         assert fingerprint(folder) == self.whole
@@ -51,7 +51,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture
 def folder(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A run folder that is removed afterwards."""
+    """Return a run folder that is removed after the test."""
     path = bench.root / f"run-{os.getpid()}-{abs(hash(request.node.nodeid))}"
     yield path
     clean(path)
@@ -65,11 +65,11 @@ class Lab:
     whole: dict[str, Any]
 
     def train(self, run: Path, *more: str, **job: Any) -> Ended:
-        """`tunesmith train` in a forked child."""
+        """Run `tunesmith train` in a forked child."""
         return cli(*self.words(run, *more), **job)
 
     def words(self, run: Path, *more: str) -> list[str]:
-        """The words of the command."""
+        """Return the arguments of the command."""
         return [
             *("train", "--train_file", str(self.root / "train.csv"), "--validation_file", str(self.root / "val.csv")),
             *("--model_name_or_path", str(self.root / "model"), "--output_dir", str(run), "--use_cpu"),

@@ -1,4 +1,4 @@
-"""The run that every fault is tried on: a 2-layer BERT, 48 rows, 24 steps, a save every 2, dropout on; no command line."""
+"""The run that faults are tested on: a two-layer BERT, 48 rows, 24 steps, a save every 2 steps, dropout on, no command line."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ DEFAULTS: dict[str, Any] = {
 
 
 def main(options: dict[str, Any]) -> int:
-    """Trains, or goes on with, the run in options["folder"]; gives the exit code of the command line."""
+    """Start or resume the run in options["folder"]; return the exit code of the command line."""
     try:
         run_trial({**DEFAULTS, **options})
     except BaseException as error:
         code, text = explain(error, debug=True)
-        with suppress(OSError):  # the log may lie on the disk that fails
+        with suppress(OSError):  # the log may be on the failing disk
             print(f"tunesmith: {text}", file=sys.stderr, flush=True)
         if code == 1:
             import traceback
@@ -77,7 +77,7 @@ def main(options: dict[str, Any]) -> int:
 
 
 def warm_up() -> None:
-    """One step without a run folder: lazy imports happen here, in the server, and not in every trial."""
+    """Train a step without a run folder, so that lazy imports happen in the server and not in every trial."""
     writer, batches = make_writer(RunDir("/nonexistent"), DEFAULTS)
     events = train_events(writer.state, batches, writer.plan)
     for _ in range(4):
@@ -89,7 +89,7 @@ def warm_up() -> None:
 
 
 def run_trial(options: dict[str, Any]) -> None:
-    """The same order of work as `finetune`: lock, begin, loop, best weights, export, end."""
+    """Run in the order of `finetune`: lock, begin, loop, best weights, export, end."""
     run = RunDir(options["folder"])
     with RunLock(run.lock_file) if int(os.environ.get("RANK", "0")) == 0 else nullcontext():
         writer, batches = make_writer(run, options)
@@ -101,7 +101,7 @@ def run_trial(options: dict[str, Any]) -> None:
 
 
 def make_writer(run: RunDir, options: dict[str, Any]) -> tuple[RunWriter, Any]:
-    """Everything a run is made of, from nothing but seeds."""
+    """Return the parts of a run, made from seeds."""
     runtime = make_runtime(use_cpu=True, precision=options["precision"], timeout_seconds=options["rank_timeout"])
     lists = token_lists(options["rows"])
     if options["ignore_labels"]:
@@ -146,7 +146,7 @@ def make_writer(run: RunDir, options: dict[str, Any]) -> tuple[RunWriter, Any]:
     given = {"keep_checkpoints": options["keep"], "allow_changed": options["allow_changed"]}
     writer = RunWriter(run, state, identity, plan=plan, describe=describe, **given)
     if options["background"]:
-        writer.background_bytes = 0  # these checkpoints are far below the size from which on it pays
+        writer.background_bytes = 0  # these checkpoints are too small to benefit from it
     return writer, batches
 
 
@@ -164,7 +164,7 @@ def write_model(place: str) -> int:
 
 
 def load_folder(given: tuple[str, str]) -> int:
-    """Loads model and tokenizer of a folder as a run does, and reads one text; gives the exit code of the command line."""
+    """Load model and tokenizer of a folder like a run, and tokenize a text; return the exit code of the command line."""
     from tunesmith.labels import LabelMap
     from tunesmith.models.files import load_tokenizer, resolve_model
     from tunesmith.models.load import load_model
@@ -183,7 +183,7 @@ def load_folder(given: tuple[str, str]) -> int:
 
 
 def describe_with(model: Any) -> Any:
-    """Writes the model's config beside its weights."""
+    """Return a function that writes the model's config."""
 
     def describe(folder: Path) -> None:
         model.config.save_pretrained(folder)
@@ -192,7 +192,7 @@ def describe_with(model: Any) -> Any:
 
 
 def follow(writer: RunWriter, batches: Any, options: dict[str, Any]) -> None:
-    """The loop and what comes after it."""
+    """Run the loop and the steps after it."""
     validation = TokenRows.from_lists(token_lists(20, seed=9))
 
     def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
@@ -232,7 +232,7 @@ def follow(writer: RunWriter, batches: Any, options: dict[str, Any]) -> None:
 
 
 def watch_bytes(run: RunDir) -> None:
-    """Notes the bytes of the run folder (a hard link counts once) each time a sealed folder is about to be renamed."""
+    """Record the size of the run folder (hard links count once) before each rename of a finished folder."""
     from tunesmith.runs import manifest
 
     inner = manifest.fault_point
@@ -248,7 +248,7 @@ def watch_bytes(run: RunDir) -> None:
 
 
 def digest(state: TrainState) -> str:
-    """sha256 over the sorted tensors of model and optimizer."""
+    """Return the SHA-256 of the sorted tensors of model and optimizer."""
     tensors = {f"model.{n}": t for n, t in state.model.state_dict().items()}
     for index, values in enumerate(state.optimizer.state.values()):
         tensors |= {f"optimizer.{index}.{k}": v for k, v in values.items()}
@@ -271,7 +271,7 @@ class Counter:
 
 
 def signal_at(writer: RunWriter, batches: Any, point: str, n: str, name: str, times: str = "1") -> Any:
-    """Sends this process a signal at the n-th passage of a point of the step."""
+    """Send this process a signal when it reaches a point of the step for the n-th time."""
 
     def send() -> None:
         for _ in range(int(times)):
@@ -281,7 +281,7 @@ def signal_at(writer: RunWriter, batches: Any, point: str, n: str, name: str, ti
 
 
 def at_point(writer: RunWriter, batches: Any, point: str, act: Any) -> Any:
-    """Puts a call at forward, backward, optimizer, evaluate or data."""
+    """Add a call at forward, backward, optimizer, evaluate or data."""
     model = writer.state.model
     if point in ("forward", "evaluate"):
         model.register_forward_pre_hook(lambda m, _: act() if m.training == (point == "forward") else None)
@@ -301,14 +301,14 @@ class Watched:
         self.batches, self.act = batches, act
 
     def windows(self, epoch: int, skip: int = 0) -> Any:
-        """The windows of an epoch."""
+        """Yield the windows of an epoch."""
         for window in self.batches.windows(epoch, skip):
             self.act()
             yield window
 
 
 def nan_gradient(writer: RunWriter, batches: Any, step: str) -> None:
-    """The gradient of one weight is NaN from a step on (the search for the culprit must see it again)."""
+    """Make the gradient of one weight NaN at this step and later (the search for the cause must see it again)."""
     weight = writer.state.model.bert.encoder.layer[1].output.dense.weight
     weight.register_hook(
         lambda grad: torch.full_like(grad, float("nan")) if writer.state.step + 1 >= int(step) else grad
@@ -316,14 +316,14 @@ def nan_gradient(writer: RunWriter, batches: Any, step: str) -> None:
 
 
 def nan_output(writer: RunWriter, batches: Any, step: str) -> None:
-    """A layer gives Inf from a step on."""
+    """Make the output of a layer infinite at this step and later."""
     writer.state.model.bert.pooler.activation.register_forward_hook(
         lambda m, i, out: out * float("inf") if writer.state.step + 1 >= int(step) and m.training else out
     )
 
 
 def nan_weight(writer: RunWriter, batches: Any, step: str) -> None:
-    """A weight becomes Inf by the update of a step (its gradient was finite)."""
+    """Make a weight infinite in the update of a step, although its gradient is finite."""
 
     def spoil(*_: Any) -> None:
         if writer.state.step + 1 == int(step):
@@ -334,7 +334,7 @@ def nan_weight(writer: RunWriter, batches: Any, step: str) -> None:
 
 
 def out_of_memory(writer: RunWriter, batches: Any, where: str, most_rows: str) -> None:
-    """Batches of more than so many rows do not fit, in the forward or backward pass of training or in evaluation."""
+    """Run out of memory for batches with more rows than this, in training (forward or backward) or evaluation."""
     seen = {"rows": 0}
 
     def look(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -351,7 +351,7 @@ def out_of_memory(writer: RunWriter, batches: Any, where: str, most_rows: str) -
 
 
 def sleepy_save(writer: RunWriter, batches: Any, milliseconds: str) -> None:
-    """Random sleeps around each barrier, other ones on every rank."""
+    """Sleep randomly around each barrier, differently on every rank."""
     import random
 
     rng = random.Random(os.getpid())
@@ -367,7 +367,7 @@ def sleepy_save(writer: RunWriter, batches: Any, milliseconds: str) -> None:
 
 
 def raise_on_rank(writer: RunWriter, batches: Any, rank: str, step: str) -> Any:
-    """One rank has an error of its own."""
+    """Raise an error on one rank."""
 
     def act() -> None:
         if writer.state.runtime.rank == int(rank) and writer.state.step + 1 == int(step):
@@ -377,7 +377,7 @@ def raise_on_rank(writer: RunWriter, batches: Any, rank: str, step: str) -> Any:
 
 
 def signal_rank(writer: RunWriter, batches: Any, rank: str, step: str, name: str) -> Any:
-    """One rank gets a signal before a step."""
+    """Send one rank a signal before a step."""
 
     def act() -> None:
         if writer.state.runtime.rank == int(rank) and writer.state.step + 1 == int(step):
@@ -387,12 +387,12 @@ def signal_rank(writer: RunWriter, batches: Any, rank: str, step: str, name: str
 
 
 def slow(writer: RunWriter, batches: Any, milliseconds: str) -> Any:
-    """Every step takes this much longer."""
+    """Delay every step."""
     return at_point(writer, batches, "data", lambda: time.sleep(int(milliseconds) / 1000))
 
 
 def alarm_in_save(writer: RunWriter, batches: Any, n: str, seconds: str) -> None:
-    """The process ends so many seconds into its n-th save."""
+    """Kill the process this many seconds into its n-th save."""
     inner = writer.save
     start = Counter(int(n), lambda: signal.setitimer(signal.ITIMER_REAL, float(seconds)))
 

@@ -1,4 +1,4 @@
-"""Hostile files from a seed: values of wrong types, links, pipes, devices, huge, nested, cut and flipped content."""
+"""Seeded hostile files: values of wrong types, links, pipes, devices, and huge, nested, truncated or corrupted content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 RAW = "@@raw:"
-"""A string that begins so is written into JSON without its quotes."""
+"""Prefix of strings that are written into JSON without quotes."""
 
 DEEP = RAW + "[" * 100_000 + "]" * 100_000
 VALUES: tuple[Any, ...] = (
@@ -38,12 +38,12 @@ NAMES = (
 
 
 def pick_value(rng: random.Random) -> Any:
-    """One value that does not belong."""
+    """Return an invalid value."""
     return rng.choice(VALUES)
 
 
 def dump_json(value: Any, **options: Any) -> bytes:
-    """JSON with the raw parts put in. Lone surrogates are escaped or, now and then, written as their bytes."""
+    """Return JSON with raw parts inserted; lone surrogates are escaped or sometimes written as bytes."""
     text = json.dumps(value, **options)
     while (start := text.find(f'"{RAW}')) >= 0:
         end = start + 1
@@ -54,7 +54,7 @@ def dump_json(value: Any, **options: Any) -> bytes:
 
 
 def mutate_tree(rng: random.Random, data: Any) -> Any:
-    """The data with one value, name or entry changed, somewhere."""
+    """Return the data with one random value, name or entry changed."""
     if isinstance(data, dict) and data and rng.random() < 0.9:
         key = rng.choice(list(data))
         kind = rng.random()
@@ -73,7 +73,7 @@ def mutate_tree(rng: random.Random, data: Any) -> Any:
 
 
 def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
-    """The bytes cut, flipped, mixed up, or put into another encoding."""
+    """Return the bytes truncated, flipped, shuffled, or in a different encoding."""
     at = rng.randrange(len(data) + 1)
     kinds: tuple[Callable[[], bytes], ...] = (
         lambda: data[:at],
@@ -103,7 +103,7 @@ def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
 
 
 def flip(rng: random.Random, data: bytes, count: int) -> bytes:
-    """Some bits turned over."""
+    """Flip some bits."""
     found = bytearray(data)
     for _ in range(count if found else 0):
         found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
@@ -111,14 +111,14 @@ def flip(rng: random.Random, data: bytes, count: int) -> bytes:
 
 
 class Payload:
-    """Leaves a mark when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return (os.system, ("touch ../canary",))
 
 
 def mutate_lines(rng: random.Random, data: bytes) -> bytes:
-    """JSON lines with some line changed as JSON, or lines lost, doubled, or in another order."""
+    """Return JSON Lines with a line changed, or with lines removed, repeated or reordered."""
     lines = data.splitlines(keepends=True)
     if not lines:
         return data
@@ -144,7 +144,7 @@ def mutate_lines(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate_cells(rng: random.Random, data: bytes) -> bytes:
-    """A delimited file with one cell or name replaced."""
+    """Return a delimited file with one cell or name replaced."""
     lines = data.split(b"\n")
     at = 0 if rng.random() < 0.3 else rng.randrange(len(lines))
     mark = rng.choice((b",", b"\t"))
@@ -157,7 +157,7 @@ def mutate_cells(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate_text(rng: random.Random, data: bytes) -> bytes:
-    """`name: value` lines (YAML, TOML) with a value or a name replaced, or structure put in."""
+    """Return `name: value` lines (YAML, TOML) with a value or name replaced, or structure added."""
     lines = data.split(b"\n")
     at = rng.randrange(len(lines))
     sign = b":" if b":" in lines[at] else b"="
@@ -173,7 +173,7 @@ def mutate_text(rng: random.Random, data: bytes) -> bytes:
 
 
 def by_content(path: Path, rng: random.Random) -> None:
-    """Changes a file's content in the way of its kind, or as bytes."""
+    """Change a file's content according to its type, or as bytes."""
     info = os.lstat(path)
     if not stat.S_ISREG(info.st_mode) or info.st_size > 10**8:  # an earlier change replaced it
         return
@@ -186,7 +186,7 @@ def by_content(path: Path, rng: random.Random) -> None:
 
 
 def reseal(data: bytes) -> bytes:
-    """A manifest whose own hash is right again: anyone can write one that agrees with itself."""
+    """Return a manifest with a valid hash of itself, as an attacker could write it."""
     try:
         body = {k: v for k, v in json.loads(data).items() if k != "self"}
         body["self"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -206,7 +206,7 @@ def _as_json(rng: random.Random, data: bytes) -> bytes:
 
 
 def by_node(path: Path, rng: random.Random, watched: Path) -> None:
-    """Puts something else where a file or folder is, or should be."""
+    """Replace a file or folder with something else."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -231,12 +231,12 @@ def by_node(path: Path, rng: random.Random, watched: Path) -> None:
             file.truncate(rng.choice((5_000_000, 3 * 10**9, 2**40)))
     elif kind < 9:
         path.symlink_to(watched / rng.choice(targets))
-    # else: it is gone
+    # otherwise it is removed
 
 
 def _make_socket(path: Path) -> None:
     here = os.getcwd()
-    os.chdir(path.parent)  # the name of a socket may have 107 bytes
+    os.chdir(path.parent)  # socket paths have at most 107 bytes
     try:
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(path.name)
@@ -253,7 +253,7 @@ def _make_device(path: Path, rng: random.Random) -> None:
 
 
 def mutate(path: Path, rng: random.Random, watched: Path) -> str:
-    """One hostile change of one file; gives it in a word."""
+    """Change one file and return a name for the change."""
     if not os.path.lexists(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         by_node(path, rng, watched)

@@ -33,4 +33,4 @@ if os.environ.get("TUNESMITH_FAULT_TRIALS") != "full":
     blank_pictures()
 engine_trial.warm_up()
 gc.collect()
-gc.freeze()  # a collection in a child does not copy the pages of all modules
+gc.freeze()  # garbage collection in a child then doesn't copy the pages of all modules

@@ -1,4 +1,4 @@
-"""Rows 21 to 28 of the fault catalogue: every bad file is refused with its place, before anything is trained on it."""
+"""Rows 21 to 28 of the fault catalog: every bad file is refused with its location before training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER = HEAD + "another one,pos\nand one more,neg\n"
 
 @dataclass(frozen=True)
 class Bad:
-    """A train file, its bytes, and what the one line must contain."""
+    """A training file, its content, and text that the error must contain."""
 
     name: str
     data: bytes | str
@@ -35,7 +35,7 @@ class Bad:
 
 
 def at_line(number: int, line: str, base: str = GOOD) -> str:
-    """The good file with one line put in place of another (1 is the header)."""
+    """Return the good file with one line replaced (1 is the header)."""
     lines = base.splitlines(keepends=True)
     lines[number - 1] = line + "\n"
     return "".join(lines)
@@ -99,7 +99,7 @@ QUOTES = {
     ),
     "text after a closing quote": Bad("x.csv", at_line(6, '"a" b,pos'), ("x.csv:6:1: ", "continues with ' b,pos'")),
     "space before a quote": Bad("x.csv", at_line(6, 'a, "pos"'), ("x.csv:6:2: ", "a quote inside")),
-    "quotes in tsv when asked for": Bad(
+    "quotes in tsv if requested": Bad(
         "x.tsv", 'text\tlabel\na "b" c\tx\nd\ty\n', ("x.tsv:2:1: ", "a quote inside"), {"quoting": "minimal"}
     ),
 }
@@ -126,10 +126,12 @@ SHAPES = {
         "text,lable,other\na b,x,1\nc d,y,2\n",
         ("x.csv: ", "which column is the label?", "--label_column_name lable"),
     ),
-    "asked label missing": Bad(
+    "requested label missing": Bad(
         "x.csv", GOOD, ("no column 'Labels'", "Did you mean 'label'?"), {"label_column_name": "Labels"}
     ),
-    "asked text missing": Bad("x.csv", GOOD, ("no column 'txt'", "Did you mean 'text'?"), {"text_column_names": "txt"}),
+    "requested text missing": Bad(
+        "x.csv", GOOD, ("no column 'txt'", "Did you mean 'text'?"), {"text_column_names": "txt"}
+    ),
     "pair column missing": Bad("x.csv", GOOD, ("no column 'sentence1'", "found: text, label"), {"task_name": "mrpc"}),
     "column missing in validation": Bad(
         "x.csv", GOOD, ("validation.csv:1: no column 'text'",), {}, "sentence,label\na,pos\n"
@@ -145,7 +147,7 @@ SHAPES = {
     "only a byte order mark": Bad("x.csv", b"\xef\xbb\xbf", ("x.csv: ", "empty")),
     "empty validation": Bad("x.csv", GOOD, ("validation.csv: ", "no rows"), {}, HEAD),
     "one row": Bad("x.csv", HEAD + "a b,pos\n", ("x.csv:2:label: ", "one label 'pos'")),
-    "one row a class": Bad("x.csv", OTHER, ("too few", "--validation_file")),
+    "one row per class": Bad("x.csv", OTHER, ("too few", "--validation_file")),
     "unknown ending": Bad("x.xlsx", GOOD, ("x.xlsx: ", "cannot be read as a spreadsheet", "save the sheet as CSV")),
 }
 LABELS = {
@@ -155,7 +157,7 @@ LABELS = {
     "only in validation": Bad(
         "x.csv", GOOD, ("validation.csv:4:label: 'maybe' is not one of neg, pos",), {}, OTHER + "x,maybe\n"
     ),
-    "misspelt in validation": Bad(
+    "misspelled in validation": Bad(
         "x.csv", GOOD, ("validation.csv:4:label:", "Did you mean 'pos'?"), {}, OTHER + "x,poss\n"
     ),
     "case in train": Bad("x.csv", at_line(7, "a b,Pos"), ("x.csv:7:label: 'Pos' differs from 'pos' only in case",)),
@@ -200,7 +202,9 @@ CONTAINERS = {
     "depth 100,000 of objects": Bad("x.jsonl", jsonl('{"a":' * 100_000 + "1" + "}" * 100_000), ("x.jsonl:5: nested",)),
     "a list": Bad("x.jsonl", jsonl("[1, 2]"), ("x.jsonl:5: a list, expected an object",)),
     "a number": Bad("x.jsonl", jsonl("7"), ("x.jsonl:5: a number, expected an object",)),
-    "two objects a line": Bad("x.jsonl", jsonl('{"text": "a", "label": "x"} {}'), ("x.jsonl:5: not JSON: Extra data",)),
+    "two objects per line": Bad(
+        "x.jsonl", jsonl('{"text": "a", "label": "x"} {}'), ("x.jsonl:5: not JSON: Extra data",)
+    ),
     "other keys": Bad(
         "x.jsonl", jsonl('{"text": "a", "lable": "x"}'), ("x.jsonl:5: keys differ", "Did you mean 'label'?")
     ),
@@ -254,7 +258,7 @@ def test_bad_file_is_refused_with_its_place(case: str, tmp_path: Path, monkeypat
     assert caught.value.exit_code == 3
     assert "\n" not in line
     assert all(part in line for part in bad.says), line
-    assert not list(Path("cache").glob(".*")), "nothing half-written is left behind"
+    assert not list(Path("cache").glob(".*")), "no partial files are left"
 
 
 def test_unknown_label_in_row_300_001_is_found(tmp_path: Path) -> None:
@@ -286,12 +290,12 @@ def test_gzip_bomb_is_stopped_early(limits: DecompressionLimits, tmp_path: Path)
         out.write(HEAD.encode())
         for _ in range(64):
             out.write(b"a,b\n" * (1 << 18))
-    with pytest.raises(DataError, match=r"x\.csv\.gz: decompresses to more than (\d+),") as caught:
+    with pytest.raises(DataError, match=r"x\.csv\.gz: unpacks to (\d+),") as caught:
         read_source(file, name="train", cache_dir=tmp_path, limits=limits)
     assert "over the limit" in str(caught.value)
 
 
-def test_open_quote_in_a_large_file_uses_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unclosed_quote_in_large_file_uses_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tunesmith.data.text_files.MAX_RECORD_CHARS", 1 << 16)
     file = tmp_path / "x.csv"
     file.write_text(at_line(6, '"open,pos') + "more,pos\n" * 300_000)

@@ -1,7 +1,7 @@
-"""Row 14, walked: data, tokenizer, model, config or code that changed between a stop and a resume, or before a load.
+"""Row 14: data, tokenizer, model, config or code changes between a stop and a resume, or before a load.
 
-Each kind of change is refused by name (exit 5), or reported where only its owner knows what it means; none is accepted in
-silence. What changes nothing is not refused.
+Every change is refused by name (exit 5) or reported if only the user can judge it; none is accepted silently. Changes without
+effect are not refused.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ OPTIONS: dict[str, Any] = {
 
 
 class Stopped(Exception):
-    """The run was killed, as far as its folder can tell."""
+    """Raised to stop a run as if it were killed."""
 
 
 def train_until(step: int, **options: Any) -> bytes:
-    """Runs until the checkpoint of a step is there; its weights."""
+    """Return a callback that stops after the checkpoint of a step."""
 
     def stop(event: Event) -> None:
         if isinstance(event, Saved) and event.step == step:
@@ -71,7 +71,7 @@ def files_of(world: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, three files and a run of 12 steps that was stopped after a checkpoint in the middle."""
+    """Return a model, three files and a 12-step run that was stopped after a checkpoint in the middle."""
     world = tmp_path_factory.mktemp("stopped")
     save_tiny_bert(world / "base")
     for split, (count, seed) in {"train": (48, 0), "validation": (12, 1), "test": (8, 2)}.items():
@@ -85,7 +85,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(stopped: Path, tmp_path: Path) -> Path:
-    """A copy of it, at another place."""
+    """Return a copy in a different folder."""
     for name in ("base", "train.csv", "validation.csv", "test.csv", "run"):
         place = tmp_path / "world" / name
         shutil.copytree(stopped / name, place) if (stopped / name).is_dir() else shutil.copy2(stopped / name, place)
@@ -94,7 +94,7 @@ def world(stopped: Path, tmp_path: Path) -> Path:
 
 
 def edit(name: str, old: str, new: str, count: int = 1) -> Change:
-    """Replaces text in a file of the world, which must be there."""
+    """Return a function that replaces existing text in a file."""
 
     def change(world: Path, options: dict[str, Any]) -> None:
         text = (world / name).read_text()
@@ -109,7 +109,7 @@ def option(**given: Any) -> Change:
 
 
 def rows_of(split: str, alter: Callable[[list[str]], list[str]], *, keep_times: bool = False) -> Change:
-    """Alters the lines of a file behind its header; with `keep_times` it has the size and mtime it had."""
+    """Return a function that changes the lines after the header; `keep_times` preserves size and mtime."""
 
     def change(world: Path, options: dict[str, Any]) -> None:
         file = world / f"{split}.csv"
@@ -151,7 +151,7 @@ def swap_ids(data: dict[str, Any]) -> None:
 
 
 def flip_bit(name: str, *, at: int = -40) -> Change:
-    """In place, with the mtime put back."""
+    """Return a function that flips a bit in place and restores the mtime."""
 
     def change(world: Path, options: dict[str, Any]) -> None:
         file = world / name
@@ -166,7 +166,7 @@ def flip_bit(name: str, *, at: int = -40) -> Change:
 
 
 def link_elsewhere(world: Path, options: dict[str, Any]) -> None:
-    """The data file was a link, and now leads to another file."""
+    """Make the data file a link to a different file."""
     lines = (world / "train.csv").read_text().splitlines()
     (world / "other.csv").write_text("\n".join([lines[0], *lines[:0:-1]]) + "\n")
     (world / "train.csv").unlink()
@@ -180,12 +180,12 @@ def other_tokenizer(world: Path, options: dict[str, Any]) -> None:
 
 
 def other_head(world: Path, options: dict[str, Any]) -> None:
-    """A base model that was trained for the same labels in the other order."""
+    """Use a base model that was trained for the same labels in reverse order."""
     save_tiny_bert(world / "base", labels=("good", "bad"))
 
 
 def all_files(old: str, new: str) -> Change:
-    """Replaces text in all three files."""
+    """Return a function that replaces text in all three files."""
     return lambda world, options: [edit(f"{s}.csv", old, new)(world, options) for s in SPLITS] and None
 
 
@@ -232,7 +232,7 @@ RESUMED: dict[str, tuple[Change, str]] = {
     "a row twice": (rows_of("train", lambda rows: [*rows, rows[0]]), TRAIN),
     "text column renamed": (edit("train.csv", "text,", "sentence,"), "text|sentence"),
     "label column renamed": (all_files("label", "class"), "columns was"),
-    "link to other rows": (link_elsewhere, TRAIN),
+    "link to different rows": (link_elsewhere, TRAIN),
     "validation row": (rows_of("validation", reword), "the validation data changed"),
     "validation label": (rows_of("validation", relabel), "the validation data changed"),
     "test row": (rows_of("test", reword), "the test data changed"),
@@ -251,7 +251,7 @@ RESUMED: dict[str, tuple[Change, str]] = {
     "config.json: dropout": (edit_json("base/config.json", setting("hidden_dropout_prob", 0.2)), CONFIG),
     "config.json: activation": (edit_json("base/config.json", setting("hidden_act", "relu")), CONFIG),
     "base weights: one bit": (flip_bit("base/model.safetensors"), WEIGHTS),
-    "base model: another seed": (lambda w, o: save_tiny_bert(w / "base", seed=3) and None, WEIGHTS),
+    "base model: different seed": (lambda w, o: save_tiny_bert(w / "base", seed=3) and None, WEIGHTS),
     "base model: label order": (other_head, "the labels were|label"),
     "schedule": (option(lr_scheduler_type="linear", lr_scheduler_kwargs={}), "lr_scheduler_type was"),
     **{name: (option(**{name: value}), f"{name} was .* and is {shown(value)}") for name, value in SETTINGS.items()},
@@ -291,7 +291,7 @@ def test_allowed_change_is_recorded(world: Path) -> None:
 
 @pytest.fixture(scope="module")
 def finished(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, trained to its end."""
+    """Return the same run, finished."""
     place = tmp_path_factory.mktemp("finished")
     finetune(**{**files_of(stopped), **OPTIONS, "output_dir": place / "run"})
     shutil.copy2(stopped / "test.csv", place / "test.csv")
@@ -314,7 +314,7 @@ LOADED: dict[str, Change] = {
     "weights: one bit": flip_bit("model.safetensors"),
     "weights: a bit of the header": flip_bit("model.safetensors", at=30),
     "weights cut": lambda w, o: os.truncate(w / "model.safetensors", 5000),
-    "weights of another run": lambda w, o: save_tiny_bert(w, seed=5, labels=("bad", "good")) and None,
+    "weights of a different run": lambda w, o: save_tiny_bert(w, seed=5, labels=("bad", "good")) and None,
     "config: label names swapped": edit_json("config.json", swap_labels),
     "config: activation": edit_json("config.json", lambda d: d.update(hidden_act="relu")),
     "facts: label names swapped": edit_json("tunesmith.json", lambda d: d["labels"]["names"].reverse()),

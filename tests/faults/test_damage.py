@@ -1,4 +1,4 @@
-"""Rows 8, 9 and 12: damaged files, missing state, a lock that outlives its run, and `tunesmith doctor`."""
+"""Rows 8, 9 and 12: damaged files, missing state, a stale lock, and `tunesmith doctor`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PIECES = ["model.safetensors", "optimizer.safetensors", "generators.safetensors"
 def cut_to(count: Callable[[int], int]) -> Callable[[Path], None]:
     def damage(file: Path) -> None:
         data = file.read_bytes()
-        file.unlink()  # it may be a hard link to the same bytes in best/
+        file.unlink()  # it may be a hard link to the same file in best/
         file.write_bytes(data[: count(len(data))])
 
     return damage
@@ -61,7 +61,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture(scope="module")
 def stopped(bench: Any) -> Iterator[Path]:
-    """A run killed after step 12, with the checkpoints of steps 8, 10 and 12."""
+    """Return a run killed after step 12, with the checkpoints of steps 8, 10 and 12."""
     folder = bench.root / "stopped"
     ended = engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:12"}, options={"keep": 3})
     assert ended.code == -9
@@ -101,7 +101,7 @@ def test_damaged_checkpoint_is_named_and_skipped(bench: Any, stopped: Path, piec
         shutil.rmtree(own)
 
 
-def test_damage_in_best_through_a_hard_link_is_repaired(bench: Any, folder: Path) -> None:
+def test_damaged_hard_link_in_best_is_repaired(bench: Any, folder: Path) -> None:
     engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:12"}, options={"keep": 3})
     run = RunDir(folder)
     weights = run.checkpoint(12) / "model.safetensors"
@@ -111,7 +111,7 @@ def test_damage_in_best_through_a_hard_link_is_repaired(bench: Any, folder: Path
 
 
 def test_rotation_does_not_count_damaged_checkpoints(bench: Any, copy: Path) -> None:
-    """Rotation keeps one: after a resume from 10 past a damaged 12, the save of step 11 must not be deleted for it."""
+    """Rotation keeps one: after a resume from step 10 because 12 is damaged, it must not delete the save of step 11."""
     flip(RunDir(copy).checkpoint(12) / "model.safetensors")
     ended = engine(copy, fault="signal:forward:1:TERM")
     assert ended.code == 143, ended.log
@@ -125,7 +125,7 @@ def test_run_without_intact_checkpoint_is_refused(bench: Any, copy: Path) -> Non
     before = sorted(p.name for p in copy.rglob("*"))
     ended = engine(copy)
     assert ended.code == 5
-    assert "no intact checkpoint is left" in ended.last_line
+    assert "no valid checkpoint is left" in ended.last_line
     assert all(f"checkpoint-{step}/optimizer.safetensors" in ended.last_line for step in (8, 10, 12))
     assert sorted(p.name for p in copy.rglob("*")) == before
 
@@ -283,7 +283,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_doctor_finds_a_finished_run_sound(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_no_fault_in_finished_run(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = doctor(capsys, str(lab.root / "whole"))
     assert code == 0
     assert {p["health"] for p in found["parts"]} == {"sound"}

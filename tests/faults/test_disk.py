@@ -1,4 +1,4 @@
-"""Rows 6, 7, 15 and the bound on disk: full disks, failing writes, the order of durability, and how much a run ever holds."""
+"""Rows 6, 7 and 15: full disks, failing writes, the order of fsync and rename, and maximum disk usage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs 
 
 @contextlib.contextmanager
 def small_disk(place: Path, size_of_it: str) -> Iterator[Path]:
-    """A tmpfs of a given size; it can grow by `mount -o remount`."""
+    """Mount a tmpfs of this size, which can be resized."""
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a small disk")
     place.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def test_full_disk_keeps_checkpoints_and_resumes(bench: Any) -> None:
     "free", [0, 40_000, 380_000, *(pytest.param(n, marks=pytest.mark.long) for n in (1000, 200_000))]
 )
 def test_disk_filled_by_others_loses_nothing(bench: Any, free: int) -> None:
-    """The space check sees room at first; then somebody else takes it, down to `free` bytes."""
+    """The space check passes; then other programs fill the disk, except for `free` bytes."""
     with small_disk(bench.root / "disk", "8m") as disk:
         folder = disk / "run"
         assert engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:5"}).code == -9
@@ -166,7 +166,7 @@ def test_broken_disk_keeps_the_last_checkpoint(bench: Any, folder: Path) -> None
 
 @needs_strace
 def test_every_save_is_durable_in_order(bench: Any, folder: Path) -> None:
-    """Every data fsync < manifest fsync < rename < parent fsync, and no write after a file's fsync."""
+    """Each save orders data fsync < manifest fsync < rename < parent fsync, without writes after a file's fsync."""
     log = bench.root / "order.log"
     trace = ["-y", "-s", "0", "-e", "trace=write,pwrite64,writev,fsync,rename,renameat,renameat2"]
     assert engine(folder, strace=trace, strace_log=log).code == 0
@@ -189,11 +189,11 @@ def test_every_save_is_durable_in_order(bench: Any, folder: Path) -> None:
         parent = [i for i, (name, path, _) in enumerate(calls) if name == "fsync" and path == str(folder) and i > at]
         assert manifest < own[-1] < at < parent[0], new
         later = [c for c in calls[at + 1 : parent[0]] if c[0] == "rename" or c[1].startswith(str(folder / "journal"))]
-        assert later == [], f"{new}: something happened before the rename was durable"
+        assert later == [], f"{new}: a call happened before the rename was durable"
 
 
 def parse_calls(text: str) -> list[tuple[str, str, str]]:
-    """(call, path, second path) in the order they ended."""
+    """Return (call, path, second path) in order of completion."""
     found = []
     pending: dict[str, str] = {}
     for line in text.splitlines():
@@ -207,7 +207,7 @@ def parse_calls(text: str) -> list[tuple[str, str, str]]:
         if match := re.match(r'rename\w*\((?:AT_FDCWD<[^>]*>, )?"([^"]+)", (?:AT_FDCWD<[^>]*>, )?"([^"]+)"', rest):
             old, new = match.groups()
             if Path(old).parent == Path(new).parent and Path(old).parent.name.startswith(".tmp-"):
-                # safetensors writes a file aside too: what was written to the old name is now under the new one
+                # safetensors also writes to a temporary file: writes to the old name belong to the new one
                 found = [(name, new if path == old else path, second) for name, path, second in found]
             found.append(("rename", old, new))
         elif match := re.match(r"(\w+)\(\d+<([^>]+)>", rest):
@@ -217,7 +217,7 @@ def parse_calls(text: str) -> list[tuple[str, str, str]]:
 
 
 def test_run_holds_at_most_two_checkpoints(bench: Any, folder: Path) -> None:
-    """50 saves with the default: bytes on disk (hard links once) at every save stay under the bound."""
+    """During 50 saves with defaults, disk usage (hard links count once) stays below the bound."""
     options = {"rows": 200, "epochs": 1, "save_every": 1, "evaluate_every": 5, "watch_bytes": True}
     ended = engine(folder, options=options)
     assert ended.code == 0, ended.log

@@ -1,7 +1,7 @@
-"""Hostile run folders, model folders, caches, configs and data files, each against a command that reads it.
+"""Commands read hostile run folders, model folders, caches, configs and data files.
 
-A case holds when the exit code is documented (never 1), time and memory stay within bounds, nothing outside the command's
-own output has changed (content, mode, time, links), and no planted code ran. TUNESMITH_FAULT_SEED repeats other cases.
+A case passes if the exit code is documented (never 1), time and memory stay within bounds, only the command's output has changed
+(content, mode, time, links), and no planted code ran. TUNESMITH_FAULT_SEED selects other cases.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Plan:
 
 
 class Arena:
-    """`good` holds the input of all cases; `case` is the folder of the current one; nobody may touch `watched`."""
+    """Folders: `good` contains the input of all cases, `case` the current one; `watched` must not change."""
 
     def __init__(self, root: Path) -> None:
         self.good, self.case, self.watched = root / "good", root / "case", root / "watched"
@@ -194,7 +194,7 @@ def checkpoint_file(arena: Arena, name: str, rng: random.Random) -> Path:
 
 
 def problems_of(arena: Arena, name: str) -> tuple[list[str], str]:
-    """Make the case from its name alone and run it; everything that does not hold, and the log."""
+    """Make a case from its name and run it; return all problems and the log."""
     rng = random.Random(name)
     plan = make_plan(arena, rng)
     arena.fresh(plan.parts)
@@ -226,7 +226,7 @@ def problems_of(arena: Arena, name: str) -> tuple[list[str], str]:
 
 
 def snapshot(folder: Path, but: tuple[str, ...] = ()) -> dict[str, tuple[Any, ...]]:
-    """Every path below a folder: kind and mode, size, time, target, content."""
+    """Return every path below a folder with type and mode, size, time, target and content."""
     found: dict[str, tuple[Any, ...]] = {}
     left = {str(folder / name) for name in but}
 
@@ -291,7 +291,7 @@ async def ask_all(app: Any, bodies: dict[str, bytes]) -> dict[str, tuple[int, by
 
 
 async def ask(app: Any, path: str, body: bytes = b"") -> tuple[int, bytes]:
-    """Status and body of a request, or the start of a stream; 599 if nothing came."""
+    """Return status and body of a request, or the start of a stream; 599 without a response."""
     host = f"127.0.0.1:{PORT}"
     headers = {"host": host, "cookie": f"tunesmith-{PORT}={TOKEN}", "origin": f"http://{host}"}
     headers |= {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}

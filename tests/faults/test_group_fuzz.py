@@ -1,4 +1,4 @@
-"""Groups of runs (`--folds`) that change between two starts: the second start refuses them or trains them again.
+"""Groups of runs (`--folds`) that change between two starts: the second start refuses them or trains again.
 
 A seed draws each change: an option, the data, the model, stray files, or damage to a finished run. Pooled scores never
 mix two configs and never omit an example.
@@ -61,7 +61,7 @@ STRAY = (".DS_Store", "Thumbs.db", ".nfs0001", "notes.txt")
 
 
 def change(place: Path, rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """Change something before the second start; return what, and the options that differ."""
+    """Change something before the second start; return its name and the options that differ."""
     kind = rng.choice(["option", "option", "label", "text", "model", "stray", "damage", "damage"])
     if kind == "option":
         name = rng.choice(sorted(OPTIONS))

@@ -1,4 +1,4 @@
-"""Rows 29 to 31: files made to harm. Refused in one line or loaded right; no code runs, no socket opens, no time is lost.
+"""Rows 29 to 31: malicious files are refused in one line or loaded correctly, quickly, without running code or opening sockets.
 
 Row 32 (config files) is in tests/unit/config/test_load.py; row 34 in tests/unit/test_own_code.py.
 """
@@ -35,7 +35,7 @@ SECONDS = 6.0
 
 @pytest.fixture
 def model(lab: Any) -> Iterator[Path]:
-    """A copy of a good model folder."""
+    """Return a copy of a good model folder."""
     path = lab.root / "hostile"
     shutil.copytree(lab.root / "model", path)
     yield path
@@ -112,7 +112,7 @@ def test_pipes_devices_and_links_are_refused(tmp_path: Path) -> None:
 
 
 def test_mutated_safetensors_load_right_or_are_refused(tmp_path: Path) -> None:
-    """Random changes of a good file: what our check lets through, the library loads, with the tensors that the header names."""
+    """The library loads every mutated file that tunesmith accepts, with the tensors of its header."""
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import load, save
@@ -149,7 +149,7 @@ def test_mutated_safetensors_load_right_or_are_refused(tmp_path: Path) -> None:
         try:
             loaded = load(bytes(data))
         except SafetensorError:
-            continue  # stricter than ours: an error that the loader turns into one line
+            continue  # stricter than tunesmith: the loader reports the error in one line
         length = int.from_bytes(data[:8], "little")
         named = [n for n in json.loads(bytes(data[8 : 8 + length])) if n != "__metadata__"]
         assert sorted(loaded) == sorted(named), f"seed {seed}, trial {trial}"
@@ -164,7 +164,7 @@ def test_hostile_weights_exit_with_2(model: Path) -> None:
 
 
 class Payload:
-    """Creates a file when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -379,14 +379,14 @@ def test_damaged_spreadsheets_give_a_table_or_one_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nested", [False, True], ids=["texts", "lists of texts"])
 def test_parquet_dictionary_bomb_is_refused(nested: bool, tmp_path: Path) -> None:
-    """One text of 300 KB in a dictionary and 16,384 references to it: 5 GB from less than a megabyte."""
+    """A text of 300 KB in a dictionary with 16,384 references expands to 5 GB from less than a megabyte."""
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 16_384, pa.int32()), pa.array(["a" * 300_000]))
     if nested:
         texts = pa.ListArray.from_arrays(pa.array(range(16_385), pa.int32()), texts)
     labels = pa.array(["x", "y"] * 8_192)
     pq.write_table(pa.table({"text": texts, "label": labels}), tmp_path / "x.parquet", compression="zstd")
     assert (tmp_path / "x.parquet").stat().st_size < 10_000
-    with pytest.raises(DataError, match=r"unpacks to more than .* over the limit"):
+    with pytest.raises(DataError, match=r"unpacks to .* over the limit"):
         read(tmp_path / "x.parquet")
 
 

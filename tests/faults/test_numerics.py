@@ -1,4 +1,4 @@
-"""Rows 16 and 17: NaN and infinity stop the run and are named; out of memory splits the batch, not the experiment."""
+"""Rows 16 and 17: NaN and infinity stop the run and are reported; out of memory splits the batch without changing results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nan_stops_the_run_and_is_named(bench: Any, folder: Path, fault: str, na
     assert len(bad.rows) == 4
     assert all(f"{row}" in ended.last_line for row in bad.rows)
     fifth = next(e for e in events if isinstance(e, StepDone) and e.step == 5)
-    assert fifth.grad_norm is None, "the journal must hold null, never a number"
+    assert fifth.grad_norm is None, "the event log must contain null, not a number"
     assert intact_checkpoints(folder) == [4]
     assert_finite(folder)
     bench.same_as_whole(folder)
@@ -89,7 +89,7 @@ def test_out_of_memory_splits_the_batch(bench: Any, folder: Path, where: str) ->
     run = RunDir(folder)
     events = read_journal(run.journal_file)
     splits = [(e.step, e.rows_before, e.rows_after) for e in events if isinstance(e, MicroBatchSplit)]
-    assert splits == [(1, 4, 1)], "said once, remembered afterwards"
+    assert splits == [(1, 4, 1)], "reported once, then remembered"
     assert json.loads((run.checkpoint(24) / "state.json").read_text())["rows_limit"] == 1
     mine = [e for e in lasting(run) if e["event"] == "StepDone"]
     theirs = [e for e in bench.whole["journal"] if e["event"] == "StepDone"]

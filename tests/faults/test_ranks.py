@@ -1,4 +1,4 @@
-"""Rows 19 and 20: ranks that die, stop or fail; saves on several ranks; resume on the same and on another number of ranks."""
+"""Rows 19 and 20: ranks that die, stop or fail; saves on several ranks; resume on the same or a different number of ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TWO = {"ranks": 2, "timeout": 90}
 
 @pytest.fixture(scope="module")
 def pair(bench: Any) -> dict[str, Any]:
-    """The fingerprint of the unbroken run on two ranks."""
+    """Return the fingerprint of the uninterrupted run on two ranks."""
     folder = bench.root / "pair"
     ended = engine(folder, **TWO)
     assert ended.codes == [0, 0], ended.log
@@ -46,7 +46,7 @@ def test_killed_rank_ends_the_others_and_is_named(bench: Any, pair: dict[str, An
     for _ in range(size(full=25, ci=1)):
         at = rng.uniform(0.0, 0.6) * pair["seconds"]
         where = f"seed {seed}, rank {lost} killed {at:.2f} s after the run began"
-        # counted from the journal on: a rank that dies before the ranks have met is the launcher's to notice
+        # timed from the first log entry: the launcher must notice ranks that die before initialization
         job = {"signals": [[at, "KILL", lost]], "signals_after": RunDir(folder).journal_file, **TWO}
         ended = engine(folder, fault="slow:100", **job)
         other = 1 - lost
@@ -114,7 +114,7 @@ def test_signal_to_one_rank_stops_all_at_one_step(bench: Any, pair: dict[str, An
 
 
 def test_saves_of_two_ranks_do_not_race(bench: Any, folder: Path) -> None:
-    """Random sleeps on each side of every barrier; as many saves as steps."""
+    """Sleep randomly before and after every barrier, and save at every step."""
     saves = size(full=200, ci=12)
     options = {"rows": 4 * saves, "epochs": 1, "save_every": 1, "evaluate_every": 10, "keep": 2}
     longest = 200 if saves == 200 else 40
@@ -129,7 +129,7 @@ def test_saves_of_two_ranks_do_not_race(bench: Any, folder: Path) -> None:
 
 
 def test_save_at_the_same_step_replaces_the_first(bench: Any, pair: dict[str, Any], folder: Path) -> None:
-    """A checkpoint of step 6 is there, damaged; the run comes to step 6 again and replaces it."""
+    """A damaged checkpoint of step 6 exists; the run reaches step 6 again and replaces it."""
     engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:6"}, options={"keep": 3}, **TWO)
     (RunDir(folder).checkpoint(6) / "state.json").write_text("{}")
     ended = engine(folder, options={"keep": 3}, **TWO)

@@ -26,7 +26,7 @@ TEXTS = ["the film was good", "a bad day", "it is very sour and dull", "one grea
 
 
 def _values(chance: random.Random) -> object:
-    """Some JSON value, seldom the right one."""
+    """Return a strategy for JSON values, most of them invalid."""
     text = "".join(
         chance.choice("a \u0000\u202e\ud83d\ude00é%s{}<script>'\"\\\n漢") for _ in range(chance.randint(0, 60))
     )
@@ -56,7 +56,7 @@ def _bad_body(chance: random.Random) -> bytes:
 
 
 def hostile_requests(port: int, seed: int, count: int) -> Iterator[bytes]:
-    """So many requests, the same for the same seed; some of them are well-formed JSON that may even be answered."""
+    """Yield seeded requests; some contain valid JSON and may succeed."""
     chance = random.Random(seed)
     for _ in range(count):
         body = _bad_body(chance)
@@ -90,10 +90,10 @@ def hostile_requests(port: int, seed: int, count: int) -> Iterator[bytes]:
 
 
 def throw(port: int, count: int) -> Counter[int]:
-    """Send hostile requests; count the answers by status. A good request after every hundred must be answered."""
+    """Send hostile requests and count the responses by status; a good request after every hundred must succeed."""
     found: Counter[int] = Counter()
     requests = hostile_requests(port, 0, count)
-    with ThreadPoolExecutor(16) as threads:  # some are never answered, and each of them costs seconds
+    with ThreadPoolExecutor(16) as threads:  # some never get a response, which takes seconds each
         while some := list(islice(requests, 100)):
             found.update(status for status, _ in threads.map(lambda one: send(port, one, seconds=2.5), some))
             status, body = send(port, post(port, GOOD), seconds=60)
@@ -102,20 +102,20 @@ def throw(port: int, count: int) -> Counter[int]:
 
 
 class Clients:
-    """Clients that ask until they are stopped; `found` counts what became of the requests."""
+    """Clients that send requests until they are stopped; `found` counts the outcomes."""
 
     def __init__(self, port: int, scores: list[list[float]]) -> None:
         self.port = port
         self.scores = scores
-        """The score of the first label of each text, of both models."""
+        """Score of the first label of each text, for both models."""
         self.found: Counter[str] = Counter()
         self.stopped_at = float("inf")
         self.ended = False
         self.seen = [0, 0]
-        """Answers of each model since it was last looked."""
+        """Responses of each model since the last check."""
 
     async def ask_on(self, number: int) -> None:
-        """One client: a connection for all requests, or one for each."""
+        """Run a client with one connection for all requests, or one per request."""
         streams = None
         turn = number
         while not self.ended:
@@ -170,7 +170,7 @@ def replace_model(run: Path, source: Path) -> None:
 
 
 async def replace_then_stop(server: subprocess.Popen[bytes], clients: Clients, run: Path, source: Path) -> None:
-    """With 16 clients: replace the model, wait until only the new one answers, then send SIGTERM."""
+    """With 16 clients: replace the model, wait until only the new one responds, then send SIGTERM."""
     tasks = [asyncio.create_task(clients.ask_on(number)) for number in range(16)]
     await asyncio.to_thread(replace_model, run, source)
     end = time.monotonic() + patient(60)

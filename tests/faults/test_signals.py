@@ -32,7 +32,7 @@ def test_signal_in_a_step_saves_and_stops(bench: Any, folder: Path, point: str, 
 
 @pytest.mark.parametrize(("n", "name"), crossed([1, 3], CODES))
 def test_signal_in_an_evaluation_repeats_it_on_resume(bench: Any, folder: Path, n: int, name: str) -> None:
-    """An evaluation has 3 batches; the interrupted one is repeated and counts once."""
+    """An evaluation has 3 batches; the interrupted evaluation is repeated and counts once."""
     ended = engine(folder, fault=f"signal:evaluate:{n}:{name}")
     assert ended.code == CODES[name], ended.log
     assert "everything is saved: the same command resumes" in ended.last_line
@@ -74,7 +74,7 @@ def test_random_signals_resume_identically(bench: Any) -> None:
         stopped += ended.code == CODES[name]
         if ended.code != 0:
             assert engine(folder).code == 0, where
-        else:  # the machine was busier when the run was timed
+        else:  # the machine was busier while timing the run
             seconds *= 0.5
         assert fingerprint(folder) == bench.whole, where
         clean(folder)

@@ -1,4 +1,4 @@
-"""Row 14 for the Trainer: what changed between a stop and a resume is refused by name, or reported, or has no effect."""
+"""Row 14 for the Trainer: changes between a stop and a resume are refused by name or reported, or have no effect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 64
 
 
 class Stop(TrainerCallback):
-    """Ends the run in the middle of its second epoch, after a checkpoint."""
+    """Callback that ends the run in the middle of its second epoch, after a checkpoint."""
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_training_stop = True
@@ -43,7 +43,7 @@ def line(slope: float = 2.0, rows: int = ROWS) -> list[dict[str, Any]]:
 
 
 def toy(folder: Path, data: Any, **options: Any) -> Any:
-    """A Trainer of a line: 24 steps of 4 rows; a checkpoint after 20."""
+    """Return a Trainer of a toy model: 24 steps of 4 rows, with a checkpoint after 20."""
     given = {"max_steps": 24, "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 20, **options}
     return Trainer(Regression(), arguments(folder, **given), train_dataset=data)
 
@@ -71,7 +71,7 @@ def with_token(rows: Any, index: int) -> Any:
 
 
 def bert(folder: Path, **changed: Any) -> Any:
-    """A Trainer of a tiny BERT over Arrow rows, 24 steps; what is not named is as in the run that was stopped."""
+    """Return a Trainer of a tiny BERT on Arrow rows, 24 steps; defaults match the stopped run."""
     given: dict[str, Any] = {
         "max_steps": 24,
         "per_device_train_batch_size": 4,

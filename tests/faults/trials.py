@@ -1,6 +1,6 @@
-"""Runs that are broken in forked children, and the comparison with the uninterrupted run. Imports no torch.
+"""Interrupt runs in forked children and compare them with the uninterrupted run. Doesn't import torch.
 
-The children come from multiprocessing's fork server, which has imported torch (`preload.py`).
+The children are forked from multiprocessing's fork server, which has imported torch (`preload.py`).
 """
 
 from __future__ import annotations
@@ -37,49 +37,49 @@ from tunesmith.runs.manifest import MANIFEST, _own_hash, read_manifest, verify
 FORKS = multiprocessing.get_context("forkserver")
 NOBODY = 65534
 SHORT = {"rows": 16, "epochs": 1, "evaluate_every": 2}
-"""4 steps: two saves, two best/, one rotation, the export."""
+"""4 steps with two saves, two updates of best/, one rotation, and the export."""
 
 
 def size(full: int, ci: int) -> int:
-    """Number of trials: `full` for `make faults` (TUNESMITH_FAULT_TRIALS=full), else `ci`."""
+    """Return the number of trials: `full` for `make faults` (TUNESMITH_FAULT_TRIALS=full), otherwise `ci`."""
     return full if os.environ.get("TUNESMITH_FAULT_TRIALS") == "full" else ci
 
 
 def new_seed() -> int:
-    """A random seed, or TUNESMITH_FAULT_SEED to repeat a failure."""
+    """Return a random seed, or TUNESMITH_FAULT_SEED to repeat a failure."""
     return int(os.environ.get("TUNESMITH_FAULT_SEED") or random.SystemRandom().randrange(10**6))
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a trial ended, by rank; a negative code is the signal that killed it, None the timeout."""
+    """Exit codes of a trial, by rank; a negative code is the signal that killed it, None a timeout."""
 
     codes: list[int | None]
     seconds: list[float]
     log: str
     sent: list[float] = field(default_factory=list)
-    """When the signals were sent, in seconds from the start."""
+    """Times of the signals in seconds from the start."""
     peak: int = 0
-    """Largest resident size in bytes, if the process was not killed."""
+    """Peak resident memory in bytes, if the process was not killed."""
 
     @property
     def code(self) -> int | None:
-        """The code of rank 0."""
+        """Return the exit code of rank 0."""
         return self.codes[0]
 
     @property
     def last_line(self) -> str:
-        """The last line of the command."""
+        """Return the last line of the output."""
         lines = [line for line in self.log.splitlines() if line.startswith("tunesmith: ")]
         return lines[-1] if lines else self.log[-500:]
 
 
 @dataclass
 class Job:
-    """What a trial does and what happens to it.
+    """A trial and its faults.
 
-    `target` is "module:function", called with `options`, and returns the exit code. `signals` are (seconds, name, rank) from
-    the start, or from when the file `signals_after` exists. `strace` are arguments of strace.
+    `target` is "module:function"; it is called with `options` and returns the exit code. `signals` are (seconds, name, rank) from
+    the start, or from the creation of the file `signals_after`. `strace` contains arguments of strace.
     """
 
     target: str
@@ -99,14 +99,14 @@ class Job:
 
 
 def run(target: str, options: Any, **job: Any) -> Ended:
-    """Run one trial to its end."""
+    """Run one trial."""
     start_server()
     with tempfile.NamedTemporaryFile() as log:
         return run_job(Job(target, options, log=log.name, **job))
 
 
 def engine(folder: Path, *, fault: str | None = None, options: dict[str, Any] | None = None, **job: Any) -> Ended:
-    """Run the engine, without the command line, in a folder."""
+    """Run the engine in a folder, without the command line."""
     given = {"folder": str(folder), "fault": fault, **(options or {})}
     return run("faults.engine_trial:main", given, **job)
 
@@ -132,7 +132,7 @@ def start_server() -> None:
 
 
 def run_job(job: Job) -> Ended:
-    """Fork, trace, send the signals, wait."""
+    """Fork, trace, send signals, and wait."""
     port = str(free_port()) if job.ranks > 1 else ""
     pipes, processes = [], []
     for rank in range(job.ranks):
@@ -179,7 +179,7 @@ def run_job(job: Job) -> Ended:
 
 
 def attach(pid: int, job: Job) -> subprocess.Popen[bytes]:
-    """Attach strace to a child that waits."""
+    """Attach strace to a waiting child."""
     words = ["strace", "-f", "-qq", "-o", str(job.strace_log), *job.strace, "-p", str(pid)]
     tracer = subprocess.Popen(words, stderr=subprocess.PIPE)
     until = time.monotonic() + patient(10)
@@ -232,14 +232,14 @@ def be_child(job: Job, rank: int, port: str, pipe: Any) -> None:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def memory_folder(name: str, otherwise: Path) -> Path:
-    """A fresh folder in /dev/shm (a kill sees the page cache either way, and fsync is quick there), or elsewhere."""
+    """Return a new folder in /dev/shm, where fsync is fast and kills have the same effect, or elsewhere."""
     shm = Path("/dev/shm")
     root = (shm if os.access(shm, os.W_OK) else otherwise) / f"tunesmith-faults-{os.getpid()}-{name}"
     shutil.rmtree(root, ignore_errors=True)
@@ -248,7 +248,7 @@ def memory_folder(name: str, otherwise: Path) -> Path:
 
 
 def fingerprint(folder: Path, *, outcome: bool = True) -> dict[str, Any]:
-    """Everything that must repeat bit for bit: files of the last checkpoint, best/, model/; the journal without clocks."""
+    """Return everything that must be bit-identical: the last checkpoint, best/, model/, and the event log without times."""
     run = RunDir(folder)
     last = run.checkpoints()[-1]
     found: dict[str, Any] = {}
@@ -262,7 +262,7 @@ def fingerprint(folder: Path, *, outcome: bool = True) -> dict[str, Any]:
 
 
 def lasting(run: RunDir) -> list[dict[str, Any]]:
-    """The events of the experiment itself, without wall-clock fields."""
+    """Return the events of the experiment without times."""
     kinds = (StepDone, Evaluated, RowsEvaluated, Improved, EpochStarted)
     return [
         {k: v for k, v in to_json(e).items() if k not in WALL_CLOCK}
@@ -272,7 +272,7 @@ def lasting(run: RunDir) -> list[dict[str, Any]]:
 
 
 def intact_checkpoints(folder: Path) -> list[int]:
-    """Steps of the checkpoints that verify."""
+    """Return the steps of valid checkpoints."""
     steps = []
     for path in RunDir(folder).checkpoints():
         try:
@@ -283,7 +283,7 @@ def intact_checkpoints(folder: Path) -> list[int]:
 
 
 def damaged_checkpoints(folder: Path) -> list[str]:
-    """Published folders that do not verify: after a kill there must be none."""
+    """Return published folders that don't verify; after a kill there must be none."""
     run = RunDir(folder)
     bad = []
     for path in [*run.checkpoints(), run.best, run.model]:
@@ -296,12 +296,12 @@ def damaged_checkpoints(folder: Path) -> list[str]:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Names that a finished run must not leave behind."""
+    """Return names that a finished run must not leave."""
     return sorted(p.name for p in folder.iterdir() if p.name.startswith(TMP_PREFIX))
 
 
 def clean(folder: Path) -> None:
-    """Removes a run and its outcome."""
+    """Remove a run and its outcome."""
     shutil.rmtree(folder, ignore_errors=True)
     Path(f"{folder}.outcome").unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ class Uncaptured(Trainer):
 
     def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
         prepared = super()._prepare_for_training(*args, **options)
-        assert self._captured is not None, "steps would not run as a whole"
+        assert self._captured is not None, "steps would not be captured"
         assert self._captured.speedups.graphs is not None, "nothing would have been captured"
         self._captured.speedups.graphs.off = True
         return prepared

@@ -41,7 +41,7 @@ def test_train_evaluate_and_predict_on_gpu_succeed(tmp_path: Path) -> None:
     assert "bf16" in shown, "the precision is reported"
     lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     scores = [line["metrics"]["accuracy"] for line in lines if line["event"] == "Evaluated"]
-    assert max(scores) > 0.7, "words in common are easily learned"
+    assert max(scores) > 0.7, "common words are easy to learn"
     assert "accuracy" in tunesmith("evaluate", str(run), "--test_file", str(table))
     tunesmith("predict", str(run), "--input", str(table), "--output", str(labeled))
     with labeled.open(encoding="utf-8", newline="") as handle:

@@ -1,4 +1,4 @@
-"""The scikit-learn estimators: scikit-learn's own checks, and what its users do with an estimator."""
+"""The scikit-learn estimators: scikit-learn's estimator checks, and common uses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = np.where(GOOD, "good", "bad")
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A tiny model and one step: what is tested here is not how well it learns."""
+    """Return options for a tiny model and one step; these tests don't depend on its quality."""
     folder = tmp_path_factory.mktemp("models")
     one = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
     tiny = save_tiny_bert(folder / "tiny", hidden_size=8, intermediate_size=8, **one)
@@ -55,12 +55,14 @@ CHECKS: list[Callable[[str, Any], None]] = [
     *(estimator_checks.check_parameters_default_constructible, estimator_checks.check_get_params_invariance),
     *(estimator_checks.check_set_params,),
 ]
-"""Checks of scikit-learn that bring no data of their own; the others feed arrays of numbers, which are no texts."""
+"""Checks of scikit-learn without data; the others use arrays of numbers, which are not texts."""
 
 
 @pytest.mark.parametrize("estimator", [TextClassifier, TextRegressor])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_scikit_learns_checks_pass(check: Callable[[str, Any], None], estimator: Any, settings: dict[str, Any]) -> None:
+def test_sklearn_estimator_checks_pass(
+    check: Callable[[str, Any], None], estimator: Any, settings: dict[str, Any]
+) -> None:
     check(estimator.__name__, estimator(**settings))
 
 
@@ -75,18 +77,16 @@ WITH_DATA = (
     *("check_requires_y_none", "check_fit_idempotent", "check_methods_sample_order_invariance"),
     *("check_methods_subset_invariance", "check_fit_score_takes_y"),
 )
-"""Checks that make arrays of numbers and ask nothing about their values: run here with every number written as a word."""
+"""Checks that use arrays of numbers but don't depend on the values: they run with every number written as a word."""
 
 
 @pytest.mark.parametrize(
     ("name", "estimator"),
     [*((name, TextClassifier) for name in WITH_DATA), *((name, TextRegressor) for name in WITH_DATA[:3])],
 )
-def test_scikit_learns_checks_with_data_pass_on_numbers_written_as_words(
-    name: str, estimator: Any, settings: dict[str, Any]
-) -> None:
+def test_sklearn_checks_with_data_pass_on_numbers_as_words(name: str, estimator: Any, settings: dict[str, Any]) -> None:
     class Words(estimator):  # type: ignore[misc]
-        """Takes the arrays of the checks: the two first numbers of a row are two texts."""
+        """Estimator that accepts the arrays of the checks: the first two numbers of a row become two texts."""
 
         def fit(self, X: Any, y: Any) -> Any:
             done = super().fit(as_words(X), y)
@@ -114,7 +114,7 @@ def as_words(X: Any) -> Any:
     return [(f"good {a:.2f}", f"bad {b:.2f}") for a, b in np.asarray(X)[:, :2]]
 
 
-def test_names_come_back_as_names_with_probabilities_in_the_order_of_classes(fitted: TextClassifier) -> None:
+def test_predictions_are_names_in_the_order_of_classes(fitted: TextClassifier) -> None:
     assert fitted.classes_.tolist() == ["bad", "good"]
     predicted = fitted.predict(TEXTS)
     table = fitted.predict_proba(TEXTS)
@@ -124,7 +124,7 @@ def test_names_come_back_as_names_with_probabilities_in_the_order_of_classes(fit
     assert fitted.score(TEXTS, NAMES) == (predicted == NAMES).mean() > 0.8
 
 
-def test_lists_of_labels_and_columns_of_0_and_1_are_several_labels_a_row(settings: dict[str, Any]) -> None:
+def test_label_lists_and_indicator_columns_are_multilabel(settings: dict[str, Any]) -> None:
     lists = [["a", "b"] if good else ["b"] if i % 3 else [] for i, good in enumerate(GOOD)]
     found = TextClassifier(**settings).fit(TEXTS, lists)
     assert found.classes_.tolist() == ["a", "b"]
@@ -135,7 +135,7 @@ def test_lists_of_labels_and_columns_of_0_and_1_are_several_labels_a_row(setting
     assert 0 <= hot.score(TEXTS, table) <= 1
 
 
-def test_pairs_train_as_pairs_and_a_single_text_is_refused_then(settings: dict[str, Any]) -> None:
+def test_estimator_fitted_on_pairs_refuses_single_texts(settings: dict[str, Any]) -> None:
     frame = pd.DataFrame({"question": TEXTS, "answer": TEXTS[::-1]})
     found = TextRegressor(**settings).fit(frame, np.linspace(0, 5, 24))
     assert found.predict(list(zip(TEXTS, TEXTS, strict=True))).shape == (24,)
@@ -143,7 +143,7 @@ def test_pairs_train_as_pairs_and_a_single_text_is_refused_then(settings: dict[s
         found.predict(TEXTS)
 
 
-def test_a_clone_a_pipeline_a_search_and_cross_validation_work(settings: dict[str, Any]) -> None:
+def test_clone_pipeline_search_and_cross_validation_work(settings: dict[str, Any]) -> None:
     model = TextClassifier(**settings)
     assert base.clone(model).get_params() == model.get_params()
     pipeline = make_pipeline(FunctionTransformer(partial(list)), model)
@@ -152,7 +152,7 @@ def test_a_clone_a_pipeline_a_search_and_cross_validation_work(settings: dict[st
     assert search.best_params_["learning_rate"] in (1e-3, 1e-2)
 
 
-def test_cross_validate_in_two_processes_returns_fitted_estimators(settings: dict[str, Any]) -> None:
+def test_cross_validate_in_processes_returns_fitted_estimators(settings: dict[str, Any]) -> None:
     found = cross_validate(TextClassifier(**settings), TEXTS, NAMES, cv=2, n_jobs=2, return_estimator=True)
     assert found["test_score"].shape == (2,)
     assert [estimator.predict(TEXTS[:3]).shape for estimator in found["estimator"]] == [(3,), (3,)]
@@ -188,7 +188,7 @@ def test_unknown_parameter_is_refused_with_the_alternative(use: Any, message: st
         use()
 
 
-def test_many_classes_train_without_warnings_and_hold_out_a_tenth(settings: dict[str, Any]) -> None:
+def test_many_classes_train_without_warnings(settings: dict[str, Any]) -> None:
     texts = [f"{TEXTS[k % 24]} {k}" for k in range(400)]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -198,7 +198,7 @@ def test_many_classes_train_without_warnings_and_hold_out_a_tenth(settings: dict
     assert len(model.classes_) == 200
 
 
-def test_a_saved_estimator_gives_the_same_answers_and_holds_no_pickle(fitted: TextClassifier, tmp_path: Path) -> None:
+def test_saved_estimator_predicts_the_same_without_pickle(fitted: TextClassifier, tmp_path: Path) -> None:
     folder = fitted.save(tmp_path / "saved")
     again = TextClassifier.load(folder)
     np.testing.assert_array_equal(again.predict_proba(TEXTS), fitted.predict_proba(TEXTS))
@@ -227,12 +227,12 @@ def test_a_saved_estimator_gives_the_same_answers_and_holds_no_pickle(fitted: Te
     ],
     ids=range(10),
 )
-def test_what_cannot_be_fitted_is_refused_with_the_reason(X: Any, y: Any, message: str) -> None:
+def test_unfittable_data_is_refused_with_the_reason(X: Any, y: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         TextClassifier().fit(X, y)
 
 
-def test_text_columns_in_another_order_than_in_fit_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_text_columns_in_a_different_order_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": TEXTS, "b": TEXTS[::-1]})
     model = TextClassifier(**settings).fit(frame, NAMES)
     for fitted in (model, TextClassifier.load(model.save(tmp_path / "saved"))):
@@ -263,7 +263,7 @@ def test_copied_estimator_predicts_the_same(travel: Any, fitted: TextClassifier,
 
 @pytest.mark.parametrize("rare", ["good", "bad"])
 def test_predict_proba_has_one_column_order_everywhere(rare: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    """The model's own label order depends on which class is rarer; the columns don't."""
+    """The model's label order depends on which class is rarer; the order of columns doesn't."""
     kept = [k for k in range(24) if NAMES[k] != rare or k % 3 == 0]
     texts, names = [TEXTS[k] for k in kept], [str(NAMES[k]) for k in kept]
     options = {**settings, **settings["options"], "output_dir": tmp_path / "run", "validation_split_fraction": 0.0}

@@ -1,4 +1,4 @@
-"""`finetune` on what Python users have in memory, and what its result can do."""
+"""`finetune` on data in memory, and the methods of its result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"model_name_or_path": save_tiny_bert(folder / "tiny"), "cache_dir": folder / "cache", **quick}
 
 
-def test_a_table_gives_the_same_rows_in_any_form() -> None:
+def test_tables_of_any_type_load_the_same_rows() -> None:
     forms = [
         dict(FRAME.items()),
         {"text": TEXTS, "label": np.array(LABELS)},
@@ -40,7 +40,7 @@ def test_a_table_gives_the_same_rows_in_any_form() -> None:
     assert [load_data(train_data=form).fingerprint for form in forms] == [expected] * 4
 
 
-def test_texts_and_labels_apart_train_a_model_that_predicts_evaluates_and_reports(
+def test_separate_texts_and_labels_train_a_model(
     options: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = finetune(np.array(TEXTS), pd.Series(LABELS), output_dir=tmp_path / "run", **options)
@@ -66,7 +66,7 @@ def test_texts_and_labels_apart_train_a_model_that_predicts_evaluates_and_report
     ("texts", "message"),
     [("abc", "one text"), ([1.5], "float"), ([None], "missing"), (7, "got int"), ([("a", "b"), "c"], "mixed")],
 )
-def test_texts_of_the_wrong_kind_are_refused_with_what_was_expected(texts: Any, message: str) -> None:
+def test_texts_of_wrong_type_are_refused_with_expected_type(texts: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         text_columns_of(texts)
 
@@ -77,7 +77,7 @@ def test_pairs_and_two_columns_are_two_text_columns() -> None:
     assert text_columns_of(np.array([["a", "b"]])) == {"text": ["a"], "text_pair": ["b"]}
 
 
-def test_columns_of_different_lengths_and_data_given_twice_are_refused(tmp_path: Path) -> None:
+def test_unequal_columns_or_duplicate_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="different lengths: text 2, label 1"):
         finetune({"text": ["a", "b"], "label": ["c"]}, output_dir=tmp_path, observer=RunObserver())
     with pytest.raises(ConfigError, match="twice"):

@@ -33,7 +33,7 @@ def imported_packages(path: Path) -> set[str]:
     return found
 
 
-def test_packages_import_only_what_is_below_them() -> None:
+def test_packages_import_only_lower_layers() -> None:
     wrong = []
     for path in sorted(SRC.rglob("*.py")):
         package = path.relative_to(SRC).parts[0].removesuffix(".py")

@@ -1,4 +1,4 @@
-"""Things our own code never does: unpickle, evaluate text, start a shell, trust code or archives from elsewhere."""
+"""The source never unpickles, evaluates text, starts a shell, or trusts downloaded code or archives."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ FORBIDDEN_CALLS = {
     "exec",
 }
 FORBIDDEN_KEYWORDS = {"shell", "allow_pickle", "trust_remote_code"}
-"""Keywords that must not be anything but a plain False."""
+"""Keywords that must be a literal False."""
 
 
 def dotted(node: ast.AST) -> str:
-    """Return `a.b.c` as it is written, or "" for any other expression."""
+    """Return `a.b.c` as written, or "" for any other expression."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
@@ -81,7 +81,7 @@ def is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 
 
-def test_our_code_does_nothing_dangerous() -> None:
+def test_source_contains_no_dangerous_calls() -> None:
     found = {p.relative_to(ROOT).as_posix(): list(faults_in(nodes_of(p))) for p in FILES}
     assert {name: faults for name, faults in found.items() if faults} == {}
 
@@ -105,10 +105,10 @@ def test_our_code_does_nothing_dangerous() -> None:
         "from os import system as run\nrun('ls')",
     ],
 )
-def test_the_lint_finds_each_dangerous_thing(source: str) -> None:
+def test_lint_finds_each_dangerous_call(source: str) -> None:
     assert list(faults_in(list(ast.walk(ast.parse(source))))) != []
 
 
 @pytest.mark.parametrize("source", ["model.eval()", "np.load('x', allow_pickle=False)", "f(trust_remote_code=False)"])
-def test_the_lint_leaves_harmless_code_alone(source: str) -> None:
+def test_lint_accepts_harmless_code(source: str) -> None:
     assert list(faults_in(list(ast.walk(ast.parse(source))))) == []

@@ -294,10 +294,12 @@ def _calibrate(predictor: Any, args: argparse.Namespace) -> Any:
 
 def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:
     """The text columns that --text_column_names names; none without it."""
-    from tunesmith.data.columns import split_names
+    from tunesmith.errors import ConfigError
 
-    given = args.text_column_names
-    return split_names(given[0] if isinstance(given, list) and len(given) == 1 else given)
+    names = tuple(name.strip() for given in args.text_column_names or () for name in given.split(","))
+    if len(names) > 2 or len(set(names)) < len(names) or not all(names):
+        raise ConfigError(f"--text_column_names {','.join(names)}: name one column, or two for a pair")
+    return names
 
 
 def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, ...]:

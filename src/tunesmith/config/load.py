@@ -59,6 +59,7 @@ IGNORED: dict[str, tuple[Any, str]] = {
     "early_stopping_threshold": (0.0, "any improvement counts; set early_stopping_patience"),
     "greater_is_better": (None, "the direction of every metric is known"),
     "dataloader_num_workers": (0, "batches are prepared in advance if there is a GPU"),
+    "preprocessing_num_workers": (None, "fast tokenizers use all cores"),
     "auto_find_batch_size": (True, "a batch that does not fit into memory is always split, with the same results"),
 }
 """Name -> (default in earlier versions, why it is not needed). The default, as in an old run.yaml, is accepted silently."""

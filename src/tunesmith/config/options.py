@@ -135,10 +135,8 @@ class Options:
     # Tokens and batches
     max_seq_length: Annotated[int, Range(at_least=3)] | None = None
     """Maximum number of tokens per example; longer ones are truncated. Default: the limit of the model, at most 512."""
-    long_texts: Literal["auto", "head", "head_tail", "windows", "full"] = "auto"
-    """How to read longer examples: head, head_tail, windows (pooled) or full (the limit of the model). auto: by the recipe."""
-    preprocessing_num_workers: Annotated[int, Range(at_least=1, at_most=1024)] | None = None
-    """Number of processes for tokenization. Default: one, which uses all cores."""
+    long_texts: Literal["auto", "head", "head_tail", "full"] = "auto"
+    """How to read longer examples: head, head_tail or full (the limit of the model). auto: by the recipe."""
     cache_dir: str | None = None
     """Folder for cached tables, tokens and downloads. Default: ~/.cache/tunesmith and the Hugging Face cache."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] | None = None

@@ -140,6 +140,8 @@ def _check_columns(config: RunConfig) -> Iterator[Problem]:
     if labels is not None and len(set(labels)) < len(labels):
         twice = Counter(labels).most_common(1)[0][0]
         yield "label_names", f"{twice!r} is named twice", "Name each label once"
+    if labels is not None and not all(labels):
+        yield "label_names", "a name is empty", "Name each label"
     if config.delimiter is not None and len(config.delimiter) != 1:
         yield "delimiter", f"{config.delimiter!r} is not one character", "Use one, or comma, tab, semicolon, pipe"
     yield from _check_encoding(config)

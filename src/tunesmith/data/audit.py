@@ -1,11 +1,11 @@
-"""The audit of the rows of all splits: labels, duplicates and leaks, text that reveals the label, drift between splits, and
+"""The audit of the rows of all splits: labels, duplicates and leaks, words that reveal the label, drift between splits, and
 the share of the text that the tokenizer or the sequence length loses.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.data.labels import alike, visible
+from tunesmith.data.labels import VARIANTS, normalize_label, strip_invisible
 from tunesmith.data.rows import Columns, Ints, Part
 from tunesmith.errors import DataError, first_few
 from tunesmith.findings import Finding, Severity
@@ -35,20 +35,11 @@ def audit_rows(
     if not sum(map(len, ordered.values())):
         return findings
     survey = survey_texts(ordered, list(columns.text))
-    equal, near = find_near(survey, len(ordered.get("train", ())) * len(columns.text))
-    characters = {split: survey.of(split, survey.characters) for split in ordered}
-    texts = {split: (survey.of(split, equal), survey.of(split, near)) for split in ordered}
-    findings += find_overlaps(ordered, texts, characters, labels, ids)
-    train = ordered.get("train", ())
-    if isinstance(train, Part) and len(train):
-        others = [n for n in train.source.column_names if n not in (*columns.text, columns.label, "labels")]
-        sample = sample_rows(train, [*columns.text, *others[:20]], MOST_ROWS)
-        folds = survey.of("train", survey.keys)[sample.rows].sum(axis=1) % np.uint64(FOLDS)
-        findings += find_giveaways(
-            sample, characters["train"][sample.rows], folds, ids["train"][sample.rows], labels, columns.text
-        )
-        classes = labels.task in (Task.BINARY, Task.MULTICLASS)
-        for split in [s for s in ordered if s != "train" and classes and len(ids[s]) >= FEWEST_DRIFT_ROWS]:
+    findings += find_overlaps(ordered, survey, labels, ids)
+    if len(ordered.get("train", ())) and labels.task in (Task.BINARY, Task.MULTICLASS):
+        sample = sample_rows(ordered["train"], list(columns.text), MOST_ROWS)
+        findings += find_markers(sample, ids["train"][sample.rows], labels)
+        for split in [s for s in ordered if s != "train" and len(ids[s]) >= FEWEST_DRIFT_ROWS]:
             findings += _compare_labels(split, ids["train"], ids[split], labels)
     return sort_findings(findings)
 
@@ -110,7 +101,7 @@ def check_labels(ids: Mapping[str, Ints], labels: LabelMap, *, names_given: bool
     counts = count_labels_of(ids["train"], labels)
     findings = []
     if not names_given:
-        findings += find_alikes(dict(zip(labels.names, map(int, counts), strict=True)))
+        findings += find_label_variants(dict(zip(labels.names, map(int, counts), strict=True)))
     findings += _rare(counts, labels)
     if labels.task is Task.MULTILABEL:
         return findings
@@ -154,21 +145,20 @@ def _majority(split: str, counts: Ints, top: int, labels: LabelMap) -> list[Find
     return [Finding("majority_baseline", "info", evidence, advice, numbers=numbers)]
 
 
-def find_alikes(counts: Mapping[str, int]) -> list[Finding]:
+def find_label_variants(counts: Mapping[str, int]) -> list[Finding]:
     """Warn about blank labels and labels that look alike; `counts` are the train rows of each label."""
     findings = []
     groups: dict[str, list[str]] = {}
     for name in counts:
-        groups.setdefault(alike(name), []).append(name)
+        groups.setdefault(normalize_label(name), []).append(name)
     pairs = [(group[0], other) for group in groups.values() for other in group[1:]]
     if pairs:
         shown = first_few([f"{a!a} ({counts[a]:,} rows) and {b!a} ({counts[b]:,})" for a, b in pairs], SHOWN)
-        what = "case, spaces, Unicode form, invisible characters or the way a number is written"
-        evidence = f"Labels that differ only in {what} are separate classes: {shown}."
+        evidence = f"Labels that differ only in {VARIANTS} are separate classes: {shown}."
         fix = "Write both the same in the data, or list both in --label_names to keep them apart."
         numbers = {"pairs": [list(pair) for pair in pairs[:SHOWN]]}
         findings.append(Finding("labels_alike", "warning", evidence, (fix,), numbers=numbers))
-    blank = [name for name in counts if not visible(name).strip()][:SHOWN]
+    blank = [name for name in counts if not strip_invisible(name).strip()][:SHOWN]
     if blank:
         evidence = f"A label is blank: {', '.join(f'{name!a} ({counts[name]:,} rows)' for name in blank)}."
         fix = "Fill in the label, remove the rows, or name it with --label_names."
@@ -178,62 +168,7 @@ def find_alikes(counts: Mapping[str, int]) -> list[Finding]:
 
 MOST_ROWS = 20_000
 FEWEST_ROWS = 40
-FOLDS = 5
-LARGE_SHARE, COLUMN_SHARE = 0.5, 0.8
-"""Shares of the constant baseline's errors from which a feature of the text or another column is reported."""
 _WORD = re.compile(r"\w+")
-_DIGITS = re.compile(r"\d+(?:\.\d+)?")
-
-
-def find_giveaways(
-    sample: RowSample, characters: Ints, folds: Ints, ids: Ints, labels: LabelMap, text: Sequence[str]
-) -> list[Finding]:
-    """Find text lengths, ids, dates, words and columns that predict the label. Equal texts are in one fold of `folds`."""
-    regression = labels.task is Task.REGRESSION
-    known = np.isfinite(ids) if regression else ids >= 0
-    if labels.task is Task.MULTILABEL or known.sum() < FEWEST_ROWS or len(np.unique(ids[known])) < 2:
-        return []
-    features = {
-        "Length": np.concatenate([characters, characters[:, :1] / np.maximum(characters[:, -1:], 1)], axis=1),
-        "Ids and dates in the text": np.concatenate([column_features(sample.columns[name]) for name in text], axis=1),
-    }
-    cells_of = {f"Column {name!r}": cells for name, cells in sample.columns.items() if name not in text}
-    features |= {name: column_features(cells) for name, cells in cells_of.items()}
-    findings = []
-    for name, values in features.items():
-        score, constant = judge_features(values[known], ids[known], folds[known], regression=regression)
-        of_column = name in cells_of
-        if (score - constant) / max(1 - constant, 1e-9) < (COLUMN_SHARE if of_column else LARGE_SHARE):
-            continue
-        numbers = {"feature": name, "score": score, "constant": constant}
-        says = f"R2 {score:.2f}" if regression else f"{score:.1%} of the labels"
-        if of_column and len({str(cell) for cell in cells_of[name]}) <= max(2 * len(labels), 10):
-            evidence = f"{name} repeats the label ({says}). The model does not use this column."
-            findings.append(Finding("column_repeats_label", "info", evidence, numbers=numbers))
-            continue
-        evidence = f"{name} predicts {says} without reading the text."
-        advice = "Check how the rows were collected: the model may learn the source of a row instead of its meaning."
-        findings.append(Finding("label_giveaway", "warning", evidence, (advice,), numbers=numbers))
-    return [*findings, *_markers(sample, ids, labels, text)]
-
-
-def judge_features(values: Ints, ids: Ints, folds: Ints, *, regression: bool) -> tuple[float, float]:
-    """Return the cross-validated accuracy (R2 for numbers) of a decision tree, and that of a constant."""
-    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
-
-    kind = DecisionTreeRegressor if regression else DecisionTreeClassifier
-    predicted = np.zeros(len(ids), dtype=np.float64 if regression else ids.dtype)
-    for fold in np.unique(folds):
-        here = folds == fold
-        if here.all() or len(np.unique(ids[~here])) < 2:
-            return 0.0, 0.0
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The number of unique classes")  # many classes are fine here
-            tree = kind(max_leaf_nodes=64, min_samples_leaf=max(5, len(ids) // 500), random_state=0)
-            predicted[here] = tree.fit(values[~here], ids[~here]).predict(values[here])
-    if regression:
-        return float(1 - ((ids - predicted) ** 2).mean() / max(float(ids.var()), 1e-12)), 0.0
-    return float((predicted == ids).mean()), float(np.bincount(ids).max() / len(ids))
 
 
 MARKER_SHARE, MARKER_ELSEWHERE = 0.95, 0.02
@@ -241,12 +176,12 @@ MOST_MARKED = 100
 """Classes; with more, no word is searched for."""
 
 
-def _markers(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]) -> list[Finding]:
+def find_markers(sample: RowSample, ids: Ints, labels: LabelMap) -> list[Finding]:
     """Find words such as [POS] that nearly all rows of a class have and hardly any other row, for all classes but one."""
-    if labels.task is Task.REGRESSION or len(labels) > MOST_MARKED:
+    if (ids >= 0).sum() < FEWEST_ROWS or len(labels) > MOST_MARKED:
         return []
     counts: dict[int, Counter[str]] = {}
-    joined = [" ".join(str(sample.columns[name][row])[:2_000] for name in text) for row in range(len(ids))]
+    joined = [" ".join(str(cells[row])[:2_000] for cells in sample.columns.values()) for row in range(len(ids))]
     for label, words in zip(ids.tolist(), joined, strict=True):
         if label >= 0:
             counts.setdefault(label, Counter()).update(set(_WORD.findall(words)))
@@ -267,22 +202,8 @@ def _markers(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]
     return [Finding("label_giveaway", "warning", evidence, advice, numbers=numbers)]
 
 
-def column_features(cells: Sequence[Any]) -> Ints:
-    """First and last number of each cell, all of its digits as one, and a code for the words around them."""
-    texts = ["" if cell is None else str(cell)[:2_000] for cell in cells]
-    numbers = [_DIGITS.findall(text) or ["-1"] for text in texts]
-    ends = [np.array([float(found[at][:15]) for found in numbers]) for at in (0, -1)]
-    digits = np.array([float("".join(found)[:15].replace(".", "")) for found in numbers])
-    words = [re.sub(r"\d+", "", text) for text in texts]
-    codes = {word: code for code, word in enumerate(dict.fromkeys(words))}
-    code = np.array([codes[word] for word in words], dtype=np.float64)
-    return np.stack([*ends, digits, code if len(codes) <= len(cells) // 4 else np.zeros(len(cells))], axis=1)
-
-
 LEAK_SHARE = 0.01
 """Share of the rows of a split that are in train, equal or nearly so, from which its score is too good to be trusted."""
-TEMPLATE_SHARE = 0.05
-"""If more train rows than this nearly repeat another one, nearly equal rows across splits are no sign of a leak."""
 REPEAT_SHARE = 0.2
 CONTRADICTION_SHARE = 0.005
 CONSTANT_SHARE = 0.05
@@ -290,21 +211,19 @@ SHOWN_ROWS = 10
 
 
 def find_overlaps(
-    parts: Mapping[str, Part],
-    texts: Mapping[str, tuple[Ints, Ints]],
-    characters: Mapping[str, Ints],
-    labels: LabelMap,
-    ids: Mapping[str, Ints],
+    parts: Mapping[str, Part], survey: TextSurvey, labels: LabelMap, ids: Mapping[str, Ints]
 ) -> list[Finding]:
-    """Find repeats, leaks, contradictions and constant texts. `texts`: the first equal and the first near text of each."""
+    """Find repeats, leaks, contradictions, and empty and constant texts."""
     findings: list[Finding] = []
-    for split, (exact, like) in texts.items():
-        if split != "train" and "train" in texts:
-            same = _agreement(like, texts["train"][1], ids[split], ids["train"], labels)
-            findings += _leaks((split, parts[split]), exact, like, texts["train"], agree=same)
-        findings += _repeats((split, parts[split]), exact, like)
-        findings += _constant((split, parts[split]), exact, characters[split])
-    return findings + _contradictions(parts, {split: exact for split, (exact, _) in texts.items()}, ids, labels)
+    equal = {split: survey.of(split, survey.equal) for split in parts}
+    near = {split: survey.of(split, survey.near) for split in parts}
+    for split, part in parts.items():
+        if split != "train" and "train" in parts:
+            agree = _agreement(near[split], near["train"], ids[split], ids["train"], labels)
+            findings += _leaks((split, part), equal, near, agree=agree)
+        findings += _repeats((split, part), equal[split], near[split])
+        findings += _constant((split, part), equal[split], survey.of(split, survey.characters))
+    return findings + _contradictions(parts, equal, ids, labels)
 
 
 def _agreement(like: Ints, train: Ints, ids: Ints, train_ids: Ints, labels: LabelMap) -> bool:
@@ -322,45 +241,30 @@ def _agreement(like: Ints, train: Ints, ids: Ints, train_ids: Ints, labels: Labe
     return share > chance + 2 * float(np.sqrt(chance * (1 - chance) / len(given)))
 
 
-def _repeated_share(ids: Ints) -> float:
-    """Return the share of rows whose texts occur in another row as well."""
-    _, inverse, counts = np.unique(row_keys(np.sort(ids, axis=1)), return_inverse=True, return_counts=True)
-    return float((counts[inverse] > 1).mean())
-
-
-def _leaks(where: Split, exact: Ints, like: Ints, in_train: tuple[Ints, Ints], *, agree: bool) -> list[Finding]:
-    (split, part), (train, train_like) = where, in_train
-    whole = np.isin(row_keys(np.sort(exact, axis=1)), row_keys(np.sort(train, axis=1)))
-    nearly = np.isin(row_keys(np.sort(like, axis=1)), row_keys(np.sort(train_like, axis=1))) & ~whole
-    shared = np.isin(exact, np.unique(train)).any(axis=1)
-    count = int((whole | nearly).sum())
+def _leaks(where: Split, equal: Mapping[str, Ints], near: Mapping[str, Ints], *, agree: bool) -> list[Finding]:
+    """Rows that are in train, equal or nearly so. `agree`: near-duplicates have the label of the row in train."""
+    split, part = where
+    whole = np.isin(row_keys(np.sort(equal[split], axis=1)), row_keys(np.sort(equal["train"], axis=1)))
+    nearly = np.isin(row_keys(np.sort(near[split], axis=1)), row_keys(np.sort(near["train"], axis=1))) & ~whole
+    leaked = whole | nearly
+    if not leaked.any():
+        return []
     numbers = {
         "split": split,
-        "rows": len(exact),
+        "rows": len(part),
         "equal_rows": int(whole.sum()),
         "near_rows": int(nearly.sum()),
-        "shared_rows": int(shared.sum()),
-        "first": _first(part, whole | nearly),
+        "shared_rows": int(np.isin(equal[split], np.unique(equal["train"])).any(axis=1).sum()),
+        "first": _first(part, leaked),
     }
-    findings = []
-    if count:
-        so = " or nearly so" if nearly.any() else ""
-        evidence = (
-            f"{count:,} of {len(exact):,} {split} rows are in train{so}: {int(whole.sum()):,} equal, "
-            f"{int(nearly.sum()):,} nearly equal (first: {_shown(part, whole | nearly)})."
-        )
-        steps = [f"Remove them from train or from {split}: the {split} score is too optimistic."]
-        if not whole.any():
-            steps.append("If rows are made from templates, keep all rows of one template on one side.")
-        templates = _repeated_share(train_like) - _repeated_share(train) > TEMPLATE_SHARE
-        serious = count if agree and not templates else int(whole.sum())
-        if templates:
-            evidence += " Many train rows resemble each other in the same way, as if generated from templates."
-        elif not agree:
-            evidence += " Near-duplicates agree in their label only as often as by chance."
-        severity: Severity = "warning" if serious >= max(3, LEAK_SHARE * len(exact)) else "info"
-        findings.append(Finding("split_leak", severity, evidence, tuple(steps), numbers=numbers))
-    return findings
+    evidence = (
+        f"{leaked.sum():,} of {len(part):,} {split} rows are in train{' or nearly so' * bool(nearly.any())}: "
+        f"{whole.sum():,} equal, {nearly.sum():,} nearly equal (first: {_shown(part, leaked)})."
+    )
+    advice = (f"Remove them from train or from {split}: the {split} score is too optimistic.",)
+    serious = int((leaked if agree else whole).sum())
+    severity: Severity = "warning" if serious >= max(3, LEAK_SHARE * len(part)) else "info"
+    return [Finding("split_leak", severity, evidence, advice, numbers=numbers)]
 
 
 def _repeats(where: Split, exact: Ints, like: Ints) -> list[Finding]:
@@ -394,7 +298,7 @@ def _of_rows(code: str, severity: Severity, where: Split, rows: Ints, what: str,
 
 def _again(rows: Ints) -> Ints:
     """Rows whose key an earlier row has."""
-    again: Ints = first_equal(row_keys(rows)) >= 0
+    again: Ints = first_equal(row_keys(rows)) < np.arange(len(rows))
     return again
 
 
@@ -421,8 +325,7 @@ def _contradictions(
     parts: Mapping[str, Part], rows: Mapping[str, Ints], ids: Mapping[str, Ints], labels: LabelMap
 ) -> list[Finding]:
     """Rows with the same text and another label (other labels, a number far away), in all labeled rows together."""
-    first = first_equal(np.concatenate([row_keys(found) for found in rows.values()]))
-    group = np.where(first >= 0, first, np.arange(len(first), dtype=np.int32))
+    group = first_equal(np.concatenate([row_keys(found) for found in rows.values()]))
     given, apart, what = np.concatenate([ids[split] for split in rows]), 0.0, "a different label"
     if labels.task is Task.MULTILABEL:
         known, what = np.isfinite(given).all(axis=1), "different labels"
@@ -529,8 +432,6 @@ MOST_BYTES = 4_096
 """Bytes of a text that are compared for near-duplicates."""
 BLOCK_BYTES = 1 << 20
 _CHUNK = 100_000
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-_INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _IS_LETTER = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)])
 
 
@@ -538,16 +439,17 @@ _IS_LETTER = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)
 class TextSurvey:
     """Facts about each text. Text numbers: split after split, column after column, row after row.
 
-    `keys` are equal if texts are equal after `" ".join(text.lower().split())`.
+    Texts are equal if they are after `" ".join(text.lower().split())`.
     """
 
     shapes: dict[str, tuple[int, int]]
     """Split -> (first text number, rows)."""
     columns: int
-    keys: Ints
     characters: Ints
-    signatures: Ints
-    """(texts, HASHES)."""
+    equal: Ints
+    """The number of the first equal text: its own if there is none."""
+    near: Ints
+    """The number of the first text that is nearly equal."""
 
     def of(self, split: str, values: Ints) -> Ints:
         """Return (rows, columns) of a split, from one value per text."""
@@ -563,7 +465,9 @@ def survey_texts(parts: Mapping[str, Part], text: Sequence[str]) -> TextSurvey:
         at += len(part) * len(text)
     tables = (table.column(name) for part in parts.values() for name in text for table in part.scan([name]))
     found = [_survey(cells) for column in tables for cells in _pieces(column)]
-    return TextSurvey(shapes, len(text), *(np.concatenate(values) for values in zip(*found, strict=True)))
+    keys, characters, signatures = (np.concatenate(values) for values in zip(*found, strict=True))
+    equal = first_equal(keys)
+    return TextSurvey(shapes, len(text), characters, equal, find_near(equal, signatures))
 
 
 def _pieces(column: Any) -> Iterator[Any]:
@@ -587,26 +491,12 @@ def _survey(cells: Any) -> tuple[Ints, Ints, Ints]:
     data = cells.buffers()[2]
     raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]] if data is not None else np.empty(0, np.uint8)
     offsets = offsets - offsets[0]
-    keys = hash_texts(raw, offsets)
+    hashes = (hashlib.blake2b(cell.encode(), digest_size=8).digest() for cell in cells.to_pylist())
+    keys = np.frombuffer(b"".join(hashes), np.uint64)
     is_letter = _IS_LETTER[raw]
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_letter)])[offsets]
     characters = pc.utf8_length(cells).to_numpy(zero_copy_only=False).astype(np.int32)
     return keys, characters, sign_texts(raw[is_letter], starts, keys)
-
-
-def hash_texts(data: Ints, offsets: Ints) -> Ints:
-    """Return 64 bits per text: a polynomial of its bytes, mixed with its length."""
-    powers, inverse = (np.full(len(data) + 1, base, np.uint64) for base in (_BASE, _INVERSE))
-    powers[:1] = inverse[:1] = 1
-    np.cumprod(powers, out=powers)
-    np.cumprod(inverse, out=inverse)
-    sums = np.zeros(len(data) + 1, np.uint64)
-    np.cumsum((data.astype(np.uint64) + np.uint64(1)) * powers[:-1], out=sums[1:])
-    found = (sums[offsets[1:]] - sums[offsets[:-1]]) * inverse[offsets[:-1]] ^ np.diff(offsets).astype(np.uint64)
-    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
-    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Ints = found ^ (found >> np.uint64(31))
-    return mixed
 
 
 def sign_texts(data: Ints, offsets: Ints, keys: Ints) -> Ints:
@@ -649,45 +539,35 @@ def sample_rows(part: Part, names: list[str], most: int) -> RowSample:
     return RowSample(rows, {name: cells.column(name).to_pylist() for name in names} if cells is not None else {})
 
 
-def find_near(survey: TextSurvey, train_texts: int) -> tuple[Ints, Ints]:
-    """Return for each text the first of those equal to it, and the first of those nearly equal to it, itself if there is none.
+def find_near(equal: Ints, signatures: Ints) -> Ints:
+    """Return for each text the first of those nearly equal to it, itself if there is none.
 
-    Each text is compared with the previous and the first text in its buckets. Texts below `train_texts` are preferred.
+    Each text is compared with the first and the previous text in its buckets.
     """
-    own = np.arange(len(survey.keys), dtype=np.int32)
-    first = first_equal(survey.keys)
-    only = np.flatnonzero(first < 0).astype(np.int32)
-    equal = np.where(first >= 0, first, own)
-    near, best = own.copy(), np.full(len(own), NEAR - 1, np.int16)
+    own = np.arange(len(equal))
+    different = np.flatnonzero(equal == own)
+    near = own.copy()
     for band in range(0, HASHES, BAND_ROWS):
-        key = np.zeros(len(only), np.uint64)
+        key = np.zeros(len(different), np.uint64)
         for column in range(band, band + BAND_ROWS):
-            key = (key << np.uint64(16)) | survey.signatures[only, column]
+            key = (key << np.uint64(16)) | signatures[different, column]
         order = np.argsort(key, kind="stable")
         same = np.append(False, key[order][1:] == key[order][:-1])
-        numbers, later = only[order], np.flatnonzero(same)
-        leader = np.maximum.accumulate(np.where(same, 0, np.arange(len(same))))
-        for earlier in (later - 1, leader[later]):
+        numbers, later = different[order], np.flatnonzero(same)
+        first = np.maximum.accumulate(np.where(same, 0, np.arange(len(same))))
+        for earlier in (later - 1, first[later]):
             for at in range(0, len(later), _CHUNK):
                 one, two = numbers[earlier[at : at + _CHUNK]], numbers[later[at : at + _CHUNK]]
-                agree = (survey.signatures[one] == survey.signatures[two]).sum(axis=1, dtype=np.int16)
-                score = np.where(agree >= NEAR, agree + HASHES * (one < train_texts), 0)
-                better = score > best[two]
-                near[two[better]], best[two[better]] = one[better], score[better]
+                close = (signatures[one] == signatures[two]).sum(axis=1) >= NEAR
+                near[two[close]] = np.minimum(near[two[close]], one[close])
     near = near[equal]
     while (near[near] != near).any():
         near = near[near]
-    return equal, near
+    return near
 
 
 def first_equal(keys: Ints) -> Ints:
-    """Return for each key the place of its first occurrence; -1 for the first ones themselves."""
-    order = np.argsort(keys, kind="stable").astype(np.int32)
-    new = np.ones(len(keys), bool)
-    ordered = keys[order]
-    new[1:] = ordered[1:] != ordered[:-1]
-    leader = np.maximum.accumulate(np.where(new, np.arange(len(keys), dtype=np.int32), np.int32(0)))
-    again = np.flatnonzero(~new)
-    found = np.full(len(keys), -1, np.int32)
-    found[order[again]] = order[leader[again]]
+    """Return for each key the place of its first occurrence."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    found: Ints = first[inverse]
     return found

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import queue
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
-from typing import Protocol
 
 IntArray = npt.NDArray[np.int64]
 TOKEN_COLUMNS = ("input_ids", "token_type_ids")
@@ -65,77 +63,17 @@ class Ragged:
         return out
 
 
-MOST_WINDOWS = 8
-"""The most windows of a row; the rest of the row is cut."""
-
-
-@dataclass(frozen=True)
-class TextWindows:
-    """Windows of `length` tokens, including the special tokens before and behind the text."""
-
-    length: int
-    before: int
-    behind: int
-    drawn: bool = False
-    """Whether a batch has a random window of a row; otherwise the first."""
-
-    @property
-    def room(self) -> int:
-        """Tokens of text in a window."""
-        return self.length - self.before - self.behind
-
-    @property
-    def longest(self) -> int:
-        """Tokens of a row that all windows together hold."""
-        return MOST_WINDOWS * self.room + self.before + self.behind
-
-    def starts(self, tokens: int) -> list[int]:
-        """Where in its text the windows of a row begin: as few as cover it, spread evenly."""
-        text = tokens - self.before - self.behind
-        last = max(0, -(-text // self.room) - 1)
-        return [round(k * (text - self.room) / last) for k in range(last + 1)] if last else [0]
-
-    def part(self, values: npt.NDArray[Any], start: int) -> npt.NDArray[Any]:
-        """The window of a row that begins at `start`, with the special tokens of the row."""
-        if len(values) <= self.length:
-            return values
-        at = self.before + start
-        ends = values[: self.before], values[len(values) - self.behind :]
-        return np.concatenate([ends[0], values[at : at + self.room], ends[1]])
-
-    def shown(
-        self, tokens: dict[str, list[npt.NDArray[Any]]], rows: npt.NDArray[Any]
-    ) -> dict[str, list[npt.NDArray[Any]]]:
-        """One window of each row of a batch."""
-        starts = [self.starts(len(ids)) for ids in tokens["input_ids"]]
-        rng = np.random.default_rng(zlib.crc32(np.ascontiguousarray(rows, dtype=np.int64).tobytes()))
-        chosen = [found[int(rng.integers(len(found)))] if self.drawn else 0 for found in starts]
-        return {
-            name: [self.part(values, start) for values, start in zip(column, chosen, strict=True)]
-            for name, column in tokens.items()
-        }
-
-
-def mean_by_row(logits: npt.NDArray[np.float32], owners: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """The mean of the logits of each row's windows; `owners` are ascending, each row has one window at least."""
-    first = np.flatnonzero(np.diff(owners, prepend=-1))
-    sums = np.add.reduceat(logits.astype(np.float64), first, axis=0)
-    return (sums / np.diff(first, append=len(owners))[:, None]).astype(np.float32)
-
-
 @dataclass(frozen=True)
 class TokenRows:
     """The rows of one split: token columns, their lengths, and labels, if there are any.
 
-    `known_ids`: the token ids that occur, if they were counted before; counting them here reads every page. With `windows`
-    a row may be longer than the model takes: `lengths` and `take` are about one window of it.
+    `known_ids`: the token ids that occur, if they were counted before; counting them here reads every page.
     """
 
     columns: dict[str, Ragged]
     lengths: npt.NDArray[np.int32]
     labels: npt.NDArray[Any] | None
     known_ids: IntArray | None = None
-    windows: TextWindows | None = None
 
     @classmethod
     def from_lists(cls, data: Mapping[str, Sequence[Any]]) -> TokenRows:
@@ -159,33 +97,13 @@ class TokenRows:
 
     def take(self, indices: npt.NDArray[Any]) -> dict[str, list[npt.NDArray[Any]]]:
         """The token columns of these rows, in this order."""
-        taken = {name: column.take(indices) for name, column in self.columns.items()}
-        return taken if self.windows is None else self.windows.shown(taken, indices)
-
-    def in_windows(self, windows: TextWindows | None) -> TokenRows:
-        """Return the same rows; `take` returns one window of each."""
-        if windows is None:
-            return self
-        lengths = np.minimum(self.columns["input_ids"].lengths(), windows.length).astype(np.int32)
-        return replace(self, lengths=lengths, windows=windows)
-
-    def all_windows(self) -> tuple[TokenRows, IntArray]:
-        """Every window as a separate row, without labels, and the number of the row it belongs to."""
-        windows = self.windows
-        assert windows is not None
-        starts = [windows.starts(int(n)) for n in self.columns["input_ids"].lengths()]
-        owners = np.repeat(np.arange(len(self), dtype=np.int64), [len(found) for found in starts])
-        parts = {}
-        for name, column in self.columns.items():
-            whole = zip(column.take(np.arange(len(self))), starts, strict=True)
-            parts[name] = [windows.part(values, start).tolist() for values, found in whole for start in found]
-        return TokenRows.from_lists(parts), owners
+        return {name: column.take(indices) for name, column in self.columns.items()}
 
     def select(self, indices: npt.NDArray[Any]) -> TokenRows:
         """A copy of some rows, in this order."""
         columns = {name: Ragged.from_lists([list(r) for r in col.take(indices)]) for name, col in self.columns.items()}
         labels = None if self.labels is None else self.labels[indices]
-        return TokenRows(columns, self.lengths[indices], labels, windows=self.windows)
+        return TokenRows(columns, self.lengths[indices], labels)
 
     def used_ids(self, vocabulary_size: int) -> IntArray:
         """The token ids that occur, sorted."""

@@ -16,21 +16,19 @@ from typing import Any, Literal, NoReturn
 from tunesmith.config.options import RunConfig
 from tunesmith.data.labels import (
     ANY_NUMBER,
-    DOUBTFUL_SEPARATORS,
     NUMBER,
     OFF,
     ON,
     Survey,
-    alike,
     class_names,
     find_separator,
-    holds_places,
     is_list_type,
     list_lengths,
+    normalize_label,
     survey_labels,
 )
 from tunesmith.data.rows import Columns, Source
-from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
+from tunesmith.errors import ConfigError, DataError, first_few
 from tunesmith.labels import UNLABELLED, Task
 
 PAIRS = (
@@ -59,8 +57,6 @@ _PAIR_ENDS = (("1", "2"), ("a", "b"), ("left", "right"), ("first", "second"), ("
 _IDS = frozenset(["id", "idx", "index", "guid", "uid", "uuid", "pairid", "rowid", "key", "docid", "nr", "no", "编号"])
 SAMPLE_ROWS, SAMPLE_CELLS = 2_000, 200_000
 _DATE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}(:\d{2})?.*)?$")
-_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
-_WORD_DATE = re.compile(rf"^(?=.*\b({_MONTHS})[a-z]*\b)(?=.*\d)[\w ,.:/+-]{{5,40}}$", re.IGNORECASE)
 _RECORDS = re.compile(r'^\[?\s*\{\s*"')
 Kind = Literal["text", "label", "switch", "number", "id", "date", "empty", "list", "other"]
 
@@ -129,7 +125,7 @@ def _kind(name: str, texts: Sequence[str], counts: Counter[str], words: float, *
         return "id"
     if {text.lower() for text in counts} <= ON | OFF:
         return "switch"
-    if mostly(_DATE) or mostly(_WORD_DATE):
+    if mostly(_DATE):
         return "date"
     if mostly(_RECORDS):
         return "other"
@@ -325,25 +321,14 @@ GLUE_TASKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Task -> its text columns, and its label names in id order: none for a score."""
 
 
-def find_glue_task(name: str | None) -> str | None:
-    """The task by its usual name, or None for None; an unknown name is a ConfigError with the nearest one."""
-    if name is None:
-        return None
-    task = name.lower().replace("-", "").replace("sts_b", "stsb").replace("sst_2", "sst2")
-    if task not in GLUE_TASKS:
-        known = tuple(GLUE_TASKS)
-        raise ConfigError(f"--task_name {name!r} is not one of {', '.join(known)}", fix=did_you_mean(name, known))
-    return task
-
-
 def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None) -> Columns:
     """Return the columns of the train split, checked to be in every other; columns that the user names are always used."""
     config = config or RunConfig()
     label_column_name, do_regression = config.label_column_name, config.do_regression
     train = sources.get("train") or next(iter(sources.values()))
-    glue = find_glue_task(config.task_name)
+    glue = config.task_name
     glue_text, glue_labels = GLUE_TASKS[glue] if glue is not None else ((), ())
-    text = split_names(config.text_column_names)
+    text = config.text_column_names or ()
     for name in text:
         require_text(train, name)
     why_text = f"Text: {quoted(text)}, as requested." if text else ""
@@ -369,7 +354,7 @@ def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None
         task, why_task = _choose_task(
             sources, label, do_regression, config.label_separator, merge=config.merge_label_variants
         )
-    listed = listed_names(config.label_names)
+    listed = config.label_names
     if listed is not None and task in (Task.BINARY, Task.MULTICLASS):
         task = Task.BINARY if len(listed) == 2 else Task.MULTICLASS
         why_task = f"Task: {task.value}, because {len(listed)} label{'s' * (len(listed) != 1)} are listed."
@@ -386,25 +371,6 @@ def _require_label(source: Source, label: str) -> None:
         raise source.no_column(missing[0], "--label_column_name")
 
 
-def listed_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Label names from a list or a text with commas; None for None."""
-    if names is None:
-        return None
-    return tuple(n.strip() for n in names.split(",")) if isinstance(names, str) else tuple(names)
-
-
-def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """One or two column names from a list or a text with commas; none for None."""
-    parts = listed_names(names)
-    if parts is None:
-        return ()
-    if not 1 <= len(parts) <= 2 or not all(parts):
-        raise ConfigError(f"--text_column_names {names!r}: set one column, or two for a pair, separated by a comma")
-    if len(set(parts)) != len(parts):
-        raise ConfigError(f"--text_column_names {names!r} names the same column twice")
-    return parts
-
-
 def _choose_task(
     sources: Mapping[str, Source], label: str, do_regression: bool | None, separator: str | None, *, merge: bool
 ) -> tuple[Task, str]:
@@ -415,9 +381,6 @@ def _choose_task(
         return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label."
     single = False
     if is_list_type(source.type_of(label)):
-        if holds_places(source, label):
-            places = ", a 0 or 1 for each label (--label_names names them)"
-            return Task.MULTILABEL, f"Task: multilabel, because {label!r} contains lists{places}."
         lengths = set().union(*(list_lengths(s, label) for s in sources.values() if label in s.column_names))
         plain = class_names(source, label) is None
         if plain and lengths == {0, 1} and separator is None:
@@ -430,9 +393,8 @@ def _choose_task(
     if separator is not None and separator != "none":
         return Task.MULTILABEL, f"Task: multilabel, labels of a cell set apart by {separator!r}, as requested."
     found = None if separator == "none" or class_names(source, label) else find_separator(survey.counts)
-    if found in DOUBTFUL_SEPARATORS:
-        word = DOUBTFUL_SEPARATORS[found]
-        _ask(source, f"do cells of {label!r} contain several labels separated by {word}?", f"--label_separator {word}")
+    if found == ",":
+        _ask(source, f"do cells of {label!r} contain several labels separated by comma?", "--label_separator comma")
     if found is not None:
         what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
         return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} contain {what}."
@@ -457,17 +419,14 @@ def _class_task(
     source: Source, label: str, survey: Survey, do_regression: bool | None, *, merge: bool
 ) -> tuple[Task, str]:
     names = class_names(source, label)
-    values = {alike(value) if merge else value for value in survey.counts.keys() - {str(UNLABELLED)}}
+    values = {normalize_label(value) if merge else value for value in survey.counts.keys() - {str(UNLABELLED)}}
     count = len(names) if names else len(values)
     many = count > (max(30, survey.rows // 2) if is_sure_label(label) else 12)
     if do_regression is None and names is None and many and survey.numbers == survey.rows:
         question = f"{label!r} has {count:,} different integers: is it a number to predict?"
         _ask(source, question, "--do_regression true")
     task = Task.BINARY if count == 2 else Task.MULTICLASS
-    steps = do_regression is None and count >= 3 and all(v.isdigit() for v in values) and not names
-    steps = bool(steps and (count > 11 or all(int(v) <= 10 for v in values)))
-    rating = " If they are ratings, --do_regression true predicts a number, which knows that 4 is near 5." * steps
-    return task, f"Task: {task.value}, because {label!r} has {count} different value{'s' * (count != 1)}.{rating}"
+    return task, f"Task: {task.value}, because {label!r} has {count} different value{'s' * (count != 1)}."
 
 
 def _ask(source: Source, question: str, flag: str) -> NoReturn:

@@ -96,8 +96,6 @@ def rows_of_object(value: dict[str, Any], origin: str) -> list[dict[str, Any]]:
         raise DataError(f"has several lists of rows: {found}", where=origin, fix="Write each list to its own file.")
     if rows:
         return next(iter(rows.values()))
-    if isinstance(value.get("columns"), list) and isinstance(value.get("data"), list):  # pandas, orient="split"
-        return [dict(zip(value["columns"], row, strict=True)) for row in value["data"]]
     cells = list(value.values())
     if cells and all(isinstance(column, list) for column in cells) and len({len(column) for column in cells}) == 1:
         return [dict(zip(value, row, strict=True)) for row in zip(*cells, strict=True)]
@@ -284,14 +282,12 @@ def find_export(record: Mapping[str, Any]) -> tuple[str | None, Callable[[Mappin
     """
     if isinstance(record.get("data"), dict) and isinstance(record.get("annotations"), list):
         return "Label Studio", label_studio_row
-    if isinstance(record.get("fields"), dict) and isinstance(record.get("responses"), (dict, list)):
+    if isinstance(record.get("fields"), dict) and isinstance(record.get("responses"), dict):
         return "Argilla", argilla_row
-    if any(key.endswith(".responses") for key in record) or any(_is_responses(cell) for cell in record.values()):
+    if any(key.endswith(".responses") for key in record):
         return "Argilla", argilla_columns_row
     if "_task_hash" in record and "answer" in record:
         return "Prodigy", prodigy_row
-    if "annotation" in record and {"status", "annotation_agent"} <= record.keys():
-        return "Argilla", argilla_1_row
     return None, None
 
 
@@ -311,33 +307,23 @@ def label_studio_row(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def argilla_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a record, and the majority of the responses to each question."""
-    responses: Any = record.get("responses") or {}
-    if isinstance(responses, list):  # Argilla 1: one entry per annotator
-        merged: dict[str, list[Any]] = {}
-        for entry in responses:
-            for name, value in ((entry or {}).get("values") or {}).items():
-                merged.setdefault(name, []).append({"status": entry.get("status"), **value})
-        responses = merged
-    return {**(record.get("fields") or {}), **{name: _majority(_values(found)) for name, found in responses.items()}}
+    responses = record.get("responses") or {}
+    found = {name: [r for r in given or [] if isinstance(r, dict)] for name, given in responses.items()}
+    submitted = {
+        name: [r.get("value") for r in given if r.get("status") in (None, "submitted")] for name, given in found.items()
+    }
+    return {**(record.get("fields") or {}), **{name: _majority(values) for name, values in submitted.items()}}
 
 
 def argilla_columns_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for records with one column per question: `label.responses`, or a list of responses."""
+    """The same for records with one column per question: `label.responses`."""
     row: dict[str, Any] = {}
     for name, cell in record.items():
         if name.endswith(".responses"):
             row[name.removesuffix(".responses")] = _majority(cell or [])
-        elif _is_responses(cell):
-            row[name] = _majority(_values(cell))
-        elif ".responses." not in name and ".suggestion" not in name and "-suggestion" not in name:
+        elif ".responses." not in name and ".suggestion" not in name:
             row[name] = cell
     return row
-
-
-def argilla_1_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the text classification records of Argilla 1."""
-    text = record.get("inputs") if isinstance(record.get("inputs"), dict) else {"text": record.get("text")}
-    return {**(text or {}), "label": record["annotation"]}
 
 
 def prodigy_row(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,19 +334,6 @@ def prodigy_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _PRODIGY = ("accept", "answer", "options", "config", "tokens", "spans", "style", "meta")
-
-
-def _is_responses(cell: Any) -> bool:
-    return (
-        isinstance(cell, list)
-        and bool(cell)
-        and all(isinstance(r, dict) and {"user_id", "value"} <= r.keys() for r in cell)
-    )
-
-
-def _values(responses: Any) -> list[Any]:
-    found = [r for r in responses or [] if isinstance(r, dict)]
-    return [r.get("value") for r in found if r.get("status") in (None, "submitted")]
 
 
 def _majority(answers: Sequence[Any]) -> Any:

@@ -17,6 +17,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ import numpy as np
 
 from tunesmith.data.rows import Columns, Ints, Part, Source
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
-from tunesmith.labels import UNLABELLED, LabelMap, Task, match_names
+from tunesmith.labels import UNLABELLED, LabelMap, Task, fold_label, match_names
 from tunesmith.models.files import library_bars_off
 
 if TYPE_CHECKING:
@@ -44,10 +45,8 @@ ANY_NUMBER = re.compile(
     r"^[€$£¥₹]?\s?[+-]?(\d{1,3}(\.\d{3})+(,\d+)?|\d{1,3}(,\d{3})+(\.\d+)?|\d+([.,]\d+)?|[.,]\d+)([eE][+-]?\d+)?(\s?[%€$£¥₹])?$"
 )
 """A number in any notation: with decimal comma, thousands separators, percent or currency sign."""
-SEPARATORS = ("|", ";")
-"""Characters that separate labels beyond doubt if the parts of cells repeat."""
-DOUBTFUL_SEPARATORS = {",": "comma", "/": "slash", " ": "space"}
-"""Characters that may be part of a name, so that the user is asked."""
+SEPARATORS = ("|", ";", ",")
+"""Characters that separate labels if the parts of cells repeat. A comma may be part of a name, so that the user is asked."""
 
 
 @dataclass(frozen=True)
@@ -220,17 +219,17 @@ def find_separator(counts: Mapping[str, int]) -> str | None:
     cells = [cell for cell in counts if cell]
     if cells and all(cell.strip().startswith("[") and cell.strip().endswith("]") for cell in cells):
         return "json"
-    return next((sep for sep in (*SEPARATORS, *DOUBTFUL_SEPARATORS) if _sets_apart(sep, cells, counts)), None)
+    return next((separator for separator in SEPARATORS if _separates(separator, cells, counts)), None)
 
 
-def _sets_apart(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
+def _separates(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
     """Whether the parts of cells occur again in other cells, as labels do."""
     several = [cell for cell in cells if separator in cell]
     if sum(counts[cell] for cell in several) < 2 or all(ANY_NUMBER.match(cell) for cell in cells):
         return False
     uses = Counter(part for cell in cells for part in split_cell(cell, separator))
     again = sum(count > 1 for count in uses.values())
-    short = all(len(part.split()) <= 4 for part in uses) and (separator != " " or all(p[0] == "#" for p in uses))
+    short = all(len(part.split()) <= 4 for part in uses)
     return short and again >= len(uses) / 2 and len(uses) < len(cells) + len(several)
 
 
@@ -254,49 +253,21 @@ def split_cell(cell: str | None, separator: str) -> list[str]:
     return [str(value) for value in found]
 
 
-def visible(text: str) -> str:
+def strip_invisible(text: str) -> str:
     """The text without invisible characters: zero-width spaces and joiners, direction marks."""
     return "".join(char for char in text if unicodedata.category(char) not in ("Cf", "Cc"))
 
 
-def fold_case(name: str) -> str:
-    """Equal for labels that differ only in case or spaces."""
-    return " ".join(name.casefold().split())
+VARIANTS = "case, spaces, Unicode form, invisible characters or the way a number is written"
 
 
-def fold_number(name: str) -> str:
-    """Equal for labels that differ only in the way a number is written."""
-    try:
-        return repr(float(name)) if name.strip().isascii() and "_" not in name else name
-    except ValueError:
-        return name
-
-
-def alike(name: str) -> str:
-    """Equal for labels that differ only in case, spaces, Unicode form, invisible characters or the way a number is written."""
-    return fold_case(fold_number(unicodedata.normalize("NFC", visible(name))))
-
-
-def holds_places(source: Source, column: str) -> bool:
-    """Whether a column of lists has a 0 or 1 for every label: lists of one length, some with one of the two twice."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    widths: set[int | None] = set()
-    values: set[str] = set()
-    twice = False
-    for _, table in source.scan([column]):
-        lists = table.column(column).combine_chunks()
-        widths |= set(pc.unique(pc.list_value_length(lists)).to_pylist())
-        found = pc.unique(pc.list_flatten(lists))
-        floats = pa.types.is_floating(found.type)
-        if len(widths) > 1 or len(found) > 3 or class_names(source, column) or floats:
-            return False
-        values |= {str(value).lower() for value in found.to_pylist()}
-        if widths == {2} and not twice:
-            twice = bool(pc.any(pc.equal(pc.list_element(lists, 0), pc.list_element(lists, 1))).as_py())
-    wide = bool(widths - {None, 0, 1, 2})
-    return values in ({"0", "1"}, {"false", "true"}) and (wide or twice)
+def normalize_label(name: str) -> str:
+    """Equal for labels that differ only in VARIANTS."""
+    name = strip_invisible(name)
+    if name.strip().isascii() and "_" not in name:
+        with suppress(ValueError):
+            return repr(float(name))
+    return fold_label(unicodedata.normalize("NFC", name))
 
 
 ENCODED = "labels"
@@ -357,10 +328,9 @@ def encode_labels(
     surveys = {split: survey_labels(source, column) for split, source in labelled.items()}
     first = "train" if "train" in labelled else next(iter(labelled))
     train, multilabel = labelled[first], columns.task is Task.MULTILABEL
-    if multilabel and (surveys[first].is_float or holds_places(train, column)):
-        names, places = encode_places(sources, column, label_names)
-        return LabelMap(names, Task.MULTILABEL), _with_labels(sources, places)
-    naming = _choose_names(train, column, surveys[first], rules, columns.default_names)
+    if multilabel:
+        _refuse_indicators(train, column, surveys[first])
+    naming = _choose_names(train, columns, surveys[first], rules)
     if not multilabel:
         own = naming.names != columns.default_names and match_names(head_names, naming.names) is None
         free = own and label_names is None and class_names(train, column) is None
@@ -375,6 +345,14 @@ def encode_labels(
         _refuse_single_label(train, column, surveys[first], naming)
     ids = {split: _ids(source, column, naming) for split, source in sources.items()}
     return LabelMap.for_classes(naming.names), _with_labels(sources, ids)
+
+
+def _refuse_indicators(train: Source, column: str, survey: Survey) -> None:
+    """Refuse lists with a 0 or 1 for each label, and lists of numbers with fractions."""
+    indicators = survey.counts.keys() <= {"0", "1", "false", "true"}
+    if survey.is_float or (indicators and sum(survey.counts.values()) >= 2 * survey.rows):
+        fix = 'List the labels of each row, such as ["a", "b"], or write a 0/1 column for each label.'
+        raise DataError("lists of numbers, expected lists of labels", where=train.where(0, column), fix=fix)
 
 
 def _refuse_single_label(train: Source, column: str, survey: Survey, naming: Naming) -> None:
@@ -431,13 +409,13 @@ def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
     return notes
 
 
-def _choose_names(
-    train: Source, column: str, survey: Survey, rules: LabelRules, default_names: Sequence[str]
-) -> Naming:
-    """The names and the values they stand for. `default_names` (GLUE's) apply to whole-number labels only.
+def _choose_names(train: Source, columns: Columns, survey: Survey, rules: LabelRules) -> Naming:
+    """The names and the values they stand for. `columns.default_names` (GLUE's) apply to whole-number labels only.
 
     If neither names nor a ClassLabel are set and the names are those of the model's head, its order is used.
     """
+    assert columns.label is not None
+    column, default_names = columns.label, columns.default_names
     label_names, head_names = rules.names, rules.head_names
     found = [name for name in survey.counts if name != _UNLABELLED_NAME or name in (label_names or ())]
     features = class_names(train, column)
@@ -453,7 +431,7 @@ def _choose_names(
     else:
         _refuse_variants(train, column, survey)
         _refuse_typos(train, column, survey)
-        _refuse_header_or_total(train, column, survey)
+        _refuse_header_or_total(train, columns, survey)
         values = names = tuple(sorted(found))
     order = (match_names(head_names, names) if head_names else None) or names
     value_of = dict(zip(names, values, strict=True))
@@ -461,8 +439,6 @@ def _choose_names(
 
 
 def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, column: str) -> Naming:
-    if len(set(names)) != len(names) or not all(names):
-        raise ConfigError(f"--label_names {', '.join(names)!r} has a name twice or an empty one")
     if set(found) & set(names) or not all(is_whole(name) for name in found):
         return Naming(names, names)
     ordered = tuple(sorted(found, key=int))
@@ -528,11 +504,9 @@ def _check_split(
 
 def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataError:
     shown = naming.values if len(naming.values) <= 20 else (*naming.values[:20], "...")
-    same = next((v for v in naming.values if alike(v) == alike(value)), None)
+    same = next((v for v in naming.values if normalize_label(v) == normalize_label(value)), None)
     if same is not None:
-        seen = fold_case(same) == fold_case(value)
-        how = "case or spaces" if seen else "its Unicode form, invisible characters or the way a number is written"
-        problem = f"{value!a} differs from {same!a} only in {how}"
+        problem = f"{value!a} differs from {same!a} only in {VARIANTS}"
         return DataError(problem, where=where, fix="Write both the same, or set --merge_label_variants.")
     of = "" if is_train else " (the labels in train)"
     problem = f"{value!r} is not one of {', '.join(shown)}{of}"
@@ -544,7 +518,7 @@ def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
     """Refuses labels that differ only in case or spaces, all of them at once, with the two ways out."""
     by_fold: dict[str, list[str]] = {}
     for name in sorted(survey.counts, key=lambda n: -survey.counts[n]):
-        by_fold.setdefault(fold_case(name), []).append(name)
+        by_fold.setdefault(fold_label(name), []).append(name)
     pairs = [(group[0], other) for group in by_fold.values() for other in group[1:]]
     if not pairs:
         return
@@ -568,22 +542,28 @@ def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
                 raise DataError(problem, where=train.where(survey.first_row[name], column), fix=fix)
 
 
-EDGE_ROWS, EDGE_COUNT = 20, 5
-"""Rows of a file from which its first and last labels are checked, and examples of each other label."""
+_NOT_LABELS = frozenset(["total", "sum", "label", "answer", "response"])
 
 
-def _refuse_header_or_total(train: Source, column: str, survey: Survey) -> None:
-    """Refuse a label that occurs only in the first or last row of a file: a second header line (survey tools) or a total."""
-    edges = (0, 1, survey.rows - 1)
-    once = {name: row for name, row in survey.first_row.items() if survey.counts[name] == 1 and row in edges}
-    others = [count for name, count in survey.counts.items() if name not in once]
-    if not train.lines or not once or survey.rows < EDGE_ROWS or min(others, default=0) < EDGE_COUNT:
-        return
-    name, row = min(once.items(), key=lambda item: item[1])
-    kind = "a second header line" if row < 2 else "a total or a note"
-    problem = f"only this row has the label {name[:60]!r}: is it {kind}?"
-    fix = "If it is, delete it. If not, list all labels in --label_names."
-    raise DataError(problem, where=train.where(row, column), fix=fix)
+def _refuse_header_or_total(train: Source, columns: Columns, survey: Survey) -> None:
+    """Refuse a first or last row that repeats a column name or says total, if no other row has its label: a second header
+    line (survey tools) or a total.
+    """
+    assert columns.label is not None
+    names = [columns.label, *columns.text]
+    words = _NOT_LABELS | {fold_label(name) for name in names}
+    for row in (0, 1, survey.rows - 1):
+        label = next((name for name, first in survey.first_row.items() if first == row), None)
+        if not train.lines or label is None or survey.counts[label] > 1 or survey.rows < 3:
+            continue
+        cells = [fold_label(str(train.dataset[row][name])) for name in names]
+        if words.isdisjoint(cells):
+            continue
+        problem = (
+            f"only this row has the label {label[:60]!r}: is it {'a second header line' if row < 2 else 'a total'}?"
+        )
+        fix = "If it is, delete it. If not, list all labels in --label_names."
+        raise DataError(problem, where=train.where(row, columns.label), fix=fix)
 
 
 LARGEST_SCORE = 1e8
@@ -680,7 +660,7 @@ def unfold_labels(sources: Mapping[str, Source], label: str, separator: str | No
     """Sources in which the labels are lists, whatever form they have in the files."""
     train = sources.get("train") or next(iter(sources.values()))
     if train.label_parts(label):
-        return {k: _join_switches(s, s.label_parts(label)) if s.has_label(label) else s for k, s in sources.items()}
+        return {k: _join_indicators(s, s.label_parts(label)) if s.has_label(label) else s for k, s in sources.items()}
     if is_list_type(train.type_of(label)):
         return dict(sources)
     known = SEPARATOR_WORDS.get(separator or "", separator) or find_separator(survey_labels(train, label).counts) or "|"
@@ -698,7 +678,7 @@ def _split_cells(source: Source, column: str, separator: str) -> Source:
     return _with_lists(source, column, lists)
 
 
-def _join_switches(source: Source, columns: Sequence[str]) -> Source:
+def _join_indicators(source: Source, columns: Sequence[str]) -> Source:
     """The source with one more column, named by the columns with commas: the names of those that hold 1, true or yes."""
     table = source.dataset.with_format(None)
     rows: list[list[str]] = [[] for _ in range(source.dataset.num_rows)]
@@ -740,65 +720,12 @@ def encode_lists(source: Source, column: str, values: Sequence[str]) -> Any:
     return _as_arrow(hot)
 
 
-def encode_places(
-    sources: Mapping[str, Source], column: str, label_names: Sequence[str] | None
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Lists of 0 and 1, all of one length, already have a place for each label: the names of these, and Arrow columns."""
-    width = len(label_names) if label_names is not None else None
-    places: dict[str, Any] = {}
-    for split, source in sources.items():
-        if column in source.column_names:
-            places[split] = _read_places(source, column, width)
-            width = places[split].shape[1]
-    empty = {split: np.full((s.dataset.num_rows, width or 0), np.nan) for split, s in sources.items()}
-    names = tuple(label_names) if label_names is not None else tuple(str(i) for i in range(width or 0))
-    return names, {split: _as_arrow(rows) for split, rows in (empty | places).items()}
-
-
-def _read_places(source: Source, column: str, width: int | None) -> Any:
-    """(rows, labels) of a column of lists with a 0 or 1 for each label; `width` is the number of labels, where it is known."""
-    import pyarrow.compute as pc
-
-    parts = []
-    for start, table in source.scan([column]):
-        lists = table.column(column).combine_chunks()
-        lengths = pc.fill_null(pc.list_value_length(lists), -1).to_numpy(zero_copy_only=False)
-        width = int(lengths[0]) if width is None else width
-        if not (lengths == width).all():
-            row = int(np.argmax(lengths != width))
-            problem = f"{lengths[row]} values, expected {width}"
-            raise DataError(problem, where=source.where(start + row, column), fix="Give 0 or 1 for every label.")
-        cells = _numbers_of(pc.list_flatten(lists))
-        wrong = ~np.isin(cells, (0.0, 1.0))
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            raise DataError(f"{cells[at]} is neither 0 nor 1", where=source.where(start + at // width, column))
-        parts.append(cells.reshape(-1, width))
-    return np.concatenate(parts)
-
-
-def _numbers_of(cells: Any) -> Any:
-    import pyarrow as pa
-
-    if is_string_type(cells.type) or pa.types.is_boolean(cells.type):
-        return np.asarray([str(cell).lower() in ("1", "true") for cell in cells.to_pylist()], dtype=np.float32)
-    return cells.to_numpy(zero_copy_only=False)
-
-
 def _as_arrow(rows: np.ndarray[Any, Any]) -> Any:
     """An Arrow column of lists of float32, from (rows, values)."""
     import pyarrow as pa
 
     offsets = np.arange(rows.shape[0] + 1, dtype=np.int32) * np.int32(rows.shape[1])
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.asarray(rows.reshape(-1), dtype=np.float32)))
-
-
-def spelling_of(counts: Mapping[str, int]) -> dict[str, str]:
-    """Each label -> the most frequent label that it is a variant of, stripped; labels that stay as they are are left out."""
-    by_key: dict[str, str] = {}
-    for name in sorted(counts, key=lambda n: -counts[n]):
-        by_key.setdefault(alike(name), name.strip() or name)
-    return {name: by_key[alike(name)] for name in counts if by_key[alike(name)] != name}
 
 
 def strip_labels(
@@ -822,7 +749,11 @@ def merge_variants(
     counts = {split: survey_labels(source, label).counts for split, source in labelled.items()}
     every = {name: 0 for found in counts.values() for name in found} | counts.get("train", {})
     most = 1 + max(every.values(), default=0)
-    changed = spelling_of(every | dict.fromkeys(names, most))
+    every |= dict.fromkeys(names, most)
+    best: dict[str, str] = {}
+    for name in sorted(every, key=lambda n: -every[n]):
+        best.setdefault(normalize_label(name), name.strip() or name)
+    changed = {name: best[normalize_label(name)] for name in every if best[normalize_label(name)] != name}
     if changed:
         shown = first_few([f"{old!r} as {new!r}" for old, new in changed.items()], SHOWN)
         notes.append(f"Labels that differ only in case, spaces or form are one, as requested: {shown}.")

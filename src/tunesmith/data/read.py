@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from tunesmith.config.options import RunConfig
-from tunesmith.data.columns import find_glue_task, infer_columns, listed_names, require_text
+from tunesmith.data.columns import infer_columns, require_text
 from tunesmith.data.labels import (
     NUMBER,
     LabelRules,
@@ -115,9 +115,9 @@ def load_data(
     given |= {split: rows for split, rows in (data or {}).items() if rows is not None}
     sources, notes = gather_sources(given, config, read)
     columns = infer_columns(sources, config)
-    names = listed_names(config.label_names)
+    names = config.label_names
     sources = unwrap_single_labels(sources, columns)
-    good, bad = sort_out(sources, columns, notes, config)
+    good, bad = remove_bad_rows(sources, columns, notes, config)
     rules = LabelRules(
         names, head_names, config.positive_label, config.label_separator, merge_variants=config.merge_label_variants
     )
@@ -180,7 +180,7 @@ def gather_sources(
         if config.dataset_name is not None:
             found = hub.load_by_name(config.dataset_name, config.dataset_config_name, allow_download=download)
         else:
-            found = hub.load_from_hub("glue", find_glue_task(config.task_name), allow_download=download)
+            found = hub.load_from_hub("glue", config.task_name, allow_download=download)
         splits = {**_rename(found, split_names, notes), **named}
     elif named:
         splits = named
@@ -590,7 +590,7 @@ class BadRow:
         return {"where": self.where, "reasons": list(self.reasons), "row": self.cells}
 
 
-def sort_out(
+def remove_bad_rows(
     sources: Mapping[str, Source], columns: Columns, notes: list[str], config: RunConfig
 ) -> tuple[dict[str, Source], list[BadRow]]:
     """Return the sources without their bad rows, and those rows; their number goes to `notes`.
@@ -600,7 +600,7 @@ def sort_out(
     kept: dict[str, Source] = {}
     bad: list[BadRow] = []
     allow_empty_text, skip = config.allow_empty_text, config.skip_bad_rows
-    named = listed_names(config.label_names) or ()
+    named = config.label_names or ()
     for split, source in sources.items():
         source = _without_empty_end(source, notes)
         if split.startswith("test") and _is_unlabelled(source, columns.label, named):

@@ -92,19 +92,15 @@ def _groups(part: Part, text: Sequence[str]) -> Ints | None:
     if not text or len(part) > MAX_GROUPED_ROWS:
         return None
     numbers = _number_sentences(part, text)
-    parent = list(range(int(numbers.max()) + 1))
-
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
+    same = numbers[:, 0]
     if numbers.shape[1] == 2:
-        for first, second in numbers.tolist():
-            parent[root(first)] = root(second)
-    roots = np.fromiter((root(node) for node in numbers[:, 0].tolist()), dtype=np.int64, count=len(numbers))
-    groups: Ints = np.unique(roots, return_inverse=True)[1].astype(np.int64)
+        from scipy.sparse import coo_matrix
+        from scipy.sparse.csgraph import connected_components
+
+        size = int(numbers.max()) + 1
+        links = coo_matrix((np.ones(len(numbers)), (numbers[:, 0], numbers[:, 1])), shape=(size, size))
+        same = connected_components(links, directed=False)[1][same]
+    groups: Ints = np.unique(same, return_inverse=True)[1].astype(np.int64)
     return None if groups.max() + 1 == len(groups) else groups
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tunesmith.data.labels import is_list_type
 from tunesmith.data.rows import LINE_COLUMN, Source, binary_errors, checked
-from tunesmith.data.text_files import DecompressionLimits, Dialect, check_header
+from tunesmith.data.text_files import DecompressionLimits, Dialect, check_growth, check_header
 from tunesmith.errors import DataError, did_you_mean, short_text
 
 if TYPE_CHECKING:
@@ -252,14 +252,6 @@ def plain_batches(
         yield pa.record_batch(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
 
 
-def check_growth(unpacked: int, size: int, limits: DecompressionLimits, origin: str) -> None:
-    """Refuse a file that unpacks to more than the limits allow."""
-    dense = unpacked > limits.ratio_free_bytes and unpacked > limits.max_ratio * size
-    if dense or unpacked > limits.max_decompressed_bytes:
-        problem = f"unpacks to more than {unpacked:,} bytes from {size:,}, over the limit"
-        raise DataError(problem, where=origin, fix="If you trust the file, write its rows as JSON lines.")
-
-
 def _decoded_bytes(array: Any) -> int:
     """Return the size of a dictionary array as plain values, also inside lists; 0 for other arrays."""
     import pyarrow as pa
@@ -428,12 +420,7 @@ def _refuse_bomb(path: Path, origin: str) -> None:
             size = sum(entry.file_size for entry in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise DataError(f"cannot be read as a spreadsheet ({error})", where=origin, fix=_SAVE) from None
-    limits = DecompressionLimits()
-    dense = size > limits.ratio_free_bytes and size > limits.max_ratio * path.stat().st_size
-    if dense or size > MOST_ZIP_BYTES:
-        raise DataError(
-            f"unpacks to {size:,} bytes, which is too much for a sheet", where=origin, fix="Save it as CSV."
-        )
+    check_growth(size, path.stat().st_size, DecompressionLimits(max_decompressed_bytes=MOST_ZIP_BYTES), origin)
 
 
 def _as_typed(cell: Any) -> str:

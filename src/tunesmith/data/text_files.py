@@ -34,7 +34,7 @@ CHUNK_BYTES = 1 << 20
 _NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 """The errors of a path that leads to no file: a link to itself, a file used as a folder, too long a name."""
 KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
-KINDS |= {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow"}
+KINDS |= {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow"}
 KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
 """Ending -> format."""
 
@@ -87,6 +87,14 @@ class DecompressionLimits:
     ratio_free_bytes: int = 64 << 20
 
 
+def check_growth(unpacked: int, size: int, limits: DecompressionLimits, origin: str) -> None:
+    """Refuse a file of `size` bytes that unpacks to more than the limits allow."""
+    dense = unpacked > limits.ratio_free_bytes and unpacked > limits.max_ratio * size
+    if dense or unpacked > limits.max_decompressed_bytes:
+        problem = f"unpacks to {unpacked:,} bytes from {size:,}, over the limit"
+        raise DataError(problem, where=origin, fix="If you trust the file, write its rows as JSON lines or CSV.")
+
+
 class CountedBytes:
     """A file read once from start to end. Decompresses `.gz` within limits; `sha256` covers the bytes on disk."""
 
@@ -128,7 +136,7 @@ class CountedBytes:
             raise ResourceError(f"cannot be read ({error.strerror or error})", where=self.origin) from None
         self.bytes_out += len(data)
         if self._unpacked is not None:
-            self._check_growth()
+            check_growth(self.bytes_out, self.bytes_in, self.limits, self.origin)
         return data
 
     def _read_file(self, size: int = -1) -> bytes:
@@ -136,16 +144,6 @@ class CountedBytes:
         self._hash.update(data)
         self.bytes_in += len(data)
         return data
-
-    def _check_growth(self) -> None:
-        too_many = self.bytes_out > self.limits.max_decompressed_bytes
-        ratio = self.bytes_out / max(self.bytes_in, 1)
-        too_dense = self.bytes_out > self.limits.ratio_free_bytes and ratio > self.limits.max_ratio
-        if too_many or too_dense:
-            limit = f"{self.limits.max_decompressed_bytes:,} bytes" if too_many else f"{self.limits.max_ratio:g} to 1"
-            size = f"{self.bytes_out:,} bytes ({ratio:,.0f} to 1)"
-            fix = "Decompress the file yourself if you trust it."
-            raise DataError(f"decompresses to more than {size}, over the limit of {limit}", where=self.origin, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -299,25 +297,16 @@ def _guess(head: bytes) -> str:
     high = sum(byte > 127 for byte in head)
     letters = sum(65 <= byte <= 90 or 97 <= byte <= 122 for byte in head)
     if high * 2 < letters:  # Latin letters with some accents
-        western, central = (_letters(head, codec) for codec in ("cp1252", "cp1250"))
-        return "cp1250" if central > western else "cp1252"
+        return "cp1252"
     try:
         from charset_normalizer import from_bytes
-
-        best = from_bytes(head).best()
     except ImportError:
-        best = None
-    return str(best.encoding) if best is not None else "cp1252"
-
-
-def _letters(head: bytes, codec: str) -> int:
-    """How many characters outside ASCII are lower-case letters."""
-    text = head.decode(codec, "replace")
-    return sum(char.isalpha() and char.islower() for char in text if ord(char) > 127)
+        return "cp1252"
+    best = from_bytes(head).best()
+    return "cp1252" if best is None else str(best.encoding)
 
 
 DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
-_RARE_DELIMITERS = ("^", "~", "#", "¦", "§", "\x01", "\x1f")
 _SNIFFED_LINES = 20
 SHOWN = 10
 """How many bad rows are shown; all are counted."""
@@ -370,7 +359,7 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
     return names
 
 
-def refuse_rows(bad: list[tuple[DataError, str]], rows: int, origin: str, delimiter: str) -> DataError:
+def refuse_rows(bad: list[tuple[DataError, str]], rows: int, origin: str) -> DataError:
     """Return one error for all rows that do not have the fields of the header."""
     first = bad[0][0]
     if len(bad) == 1:
@@ -380,9 +369,7 @@ def refuse_rows(bad: list[tuple[DataError, str]], rows: int, origin: str, delimi
     what = "\n".join([f"{len(bad):,} of {rows:,} rows do not match the header:", *shown, *more])
     texts = [text for _, text in bad[:1000]]
     fix = f"{first.fix} Or set --skip_bad_rows to skip such rows (bad_rows.jsonl in the run folder lists them)."
-    if all(text.endswith(delimiter) for text in texts):
-        fix = f"Rows end with {delimiter!r}, and the header does not: remove it, or add a column name."
-    elif sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts):
+    if sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts):
         fix = "Fields are enclosed in '. Enclose them in \" instead."
     return DataError(what, where=origin, fix=f"\n{fix}")
 
@@ -394,7 +381,7 @@ def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
         return Dialect(named[1], True, sure=True)
     if dialect.sure or _width(head, dialect.delimiter, quoting=dialect.quoting) > 1:
         return dialect
-    marks = [mark for mark in (*DELIMITER_NAMES, *_RARE_DELIMITERS) if mark != dialect.delimiter]
+    marks = [mark for mark in DELIMITER_NAMES if mark != dialect.delimiter]
     widths = {mark: _width(head, mark, quoting=True) for mark in marks}
     best = max(widths, key=lambda mark: widths[mark])
     return Dialect(best, True, sure=True) if widths[best] > 1 else dialect
@@ -495,7 +482,7 @@ def delimited_batches(blocks: Iterable[str], *, origin: str, dialect: Dialect, s
         if not bad:
             raise
     if bad:
-        raise refuse_rows(bad, count, origin, dialect.delimiter)
+        raise refuse_rows(bad, count, origin)
 
 
 def parse_delimited(
@@ -667,10 +654,7 @@ class _Parser:
         opening = self.line + _count_lines(text[start:at])
         where = f"{self.origin}:{opening}:{place}"
         if text[at] != '"':
-            fix = _QUOTE_FIX
-            if re.match(' +"', text[at : at + 20]):
-                fix = "There is a space before the quote. Remove the spaces after delimiters."
-            raise DataError("a quote inside a field that does not start with one", where=where, fix=fix)
+            raise DataError("a quote inside a field that does not start with one", where=where, fix=_QUOTE_FIX)
         closed = _QUOTED_FIELD.match(text, at)
         if closed is None:
             if final:

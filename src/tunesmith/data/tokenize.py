@@ -10,26 +10,19 @@ import base64
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.data.batches import Ragged, TextWindows, TokenRows
+from tunesmith.data.batches import Ragged, TokenRows
 from tunesmith.data.rows import RowCache, content_hash
-from tunesmith.errors import ConfigError, DataError, WorkerError, short_text
+from tunesmith.errors import ConfigError, DataError, short_text
 from tunesmith.files import MAX_JSON_BYTES, BadFile, cache_folder, hash_file, read_plain
 from tunesmith.models.files import answer_within
 
@@ -38,13 +31,13 @@ if TYPE_CHECKING:
 
     from tunesmith.data.rows import Columns, Part
 
-VERSION = 5
+VERSION = 6
 """Part of every cache key: raise it when the stored columns or their meaning change."""
 BATCH_ROWS = 1000
 USUAL_LENGTH = 512
 LONGEST_LENGTH = 8192
 """The longest row when the full length of the model is requested: some models set no limit."""
-LongTexts = Literal["head", "head_tail", "windows", "full"]
+LongTexts = Literal["head", "head_tail", "full"]
 """Which part of a row that is too long the model sees."""
 OnProgress = Callable[[int, int], None]
 """Called with (rows done, rows in total)."""
@@ -72,7 +65,6 @@ def tokenize(
     *,
     max_length: int,
     long_texts: LongTexts = "head",
-    num_proc: int | None = None,
     cache_dir: str | Path | None = None,
     vocab_size: int | None = None,
     on_progress: OnProgress | None = None,
@@ -90,7 +82,7 @@ def tokenize(
     cache = RowCache(Path(cache_dir) if cache_dir is not None else cache_folder() / "tokens")
     found = stored = cache.open(key)
     if stored is None:
-        writer = _TokenWriter(dataset, ChunkEncoder(encoder, has_types=has_types, processes=num_proc or 0))
+        writer = _TokenWriter(dataset, encoder, has_types=has_types)
         stored = cache.build(key, writer.batches(text, kept, on_progress), writer.facts)
     assert stored is not None, "there are rows, so there is a batch"
     if on_progress is not None:
@@ -99,12 +91,10 @@ def tokenize(
     if vocab_size is not None and largest >= vocab_size:
         problem = f"the tokenizer returns token id {largest}, but the model has only {vocab_size} token embeddings"
         raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
-    longest = max_length if encoder.windows is None else encoder.windows.longest
-    truncated = CutCount(*stored.facts["cut"]).in_split(len(dataset), longest)
     used = np.frombuffer(base64.b64decode(stored.facts["used_ids"]), dtype=np.uint8)
     tokens = stored.dataset()
     rows = TokenRows.from_arrow(tokens.data.table, known_ids=np.flatnonzero(np.unpackbits(used)))
-    rows = rows.in_windows(encoder.windows)
+    truncated = TruncationCount.of(tokens.data.table.column("cut").to_numpy(), max_length)
     empty = np.flatnonzero(rows.lengths <= tokenizer.num_special_tokens_to_add(pair=len(text) == 2))
     return Tokenized(rows, truncated, tokens, reused=found is not None, empty=tuple(empty.tolist()))
 
@@ -139,12 +129,12 @@ def _check(dataset: Dataset, tokenizer: Any, text: tuple[str, ...], max_length: 
 
 
 class _TokenWriter:
-    """Encodes a dataset batch by batch, and counts truncated tokens and the token ids that occur."""
+    """Encodes a dataset batch by batch, and collects the token ids that occur."""
 
-    def __init__(self, dataset: Dataset, chunks: ChunkEncoder) -> None:
+    def __init__(self, dataset: Dataset, encoder: TokenEncoder, *, has_types: bool) -> None:
         self._dataset = dataset
-        self._chunks = chunks
-        self._cut = CutCount()
+        self._encoder = encoder
+        self._has_types = has_types
         self._used = np.zeros(1, dtype=bool)
 
     def batches(self, text: tuple[str, ...], kept: tuple[str, ...], on_progress: OnProgress | None) -> Iterator[Any]:
@@ -153,37 +143,28 @@ class _TokenWriter:
 
         view = self._dataset.select_columns([*text, *kept]).with_format("arrow")
         done = 0
-        for table in view.iter(batch_size=BATCH_ROWS * max(1, 4 * self._chunks.processes)):
+        for table in view.iter(batch_size=BATCH_ROWS):
             texts = [table.column(name).to_pylist() for name in text]
             for name, cells in zip(text, texts, strict=True):
                 require_text_cells(cells, done, f", column {name}")
-            rows, cuts = self._chunks.encode_rows(texts)
-            self._count(rows, cuts)
+            rows, cut = encode_texts(self._encoder, texts, has_types=self._has_types)
             columns = {}
             for name, column in rows.columns.items():
-                offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(column.lengths(), dtype=np.int32)])
-                values = pa.array(np.concatenate([ids for ids, _ in column.chunks]))
-                columns[name] = pa.ListArray.from_arrays(pa.array(offsets), values)
-            columns |= {
-                "length": pa.array(rows.lengths),
-                "cut": pa.array(cuts[:, 0]),
-                "unread": pa.array(cuts[:, 1].astype(bool)),
-            }
+                [(values, offsets)] = column.chunks
+                columns[name] = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
+            columns |= {"length": pa.array(rows.lengths), "cut": pa.array(cut)}
+            ids = rows.columns["input_ids"].chunks[0][0]
+            self._used = np.pad(self._used, (0, max(0, int(ids.max(initial=0)) + 1 - len(self._used))))
+            self._used[ids] = True
             yield pa.record_batch(columns | {name: table.column(name).combine_chunks() for name in kept})
             done += len(rows)
             if on_progress is not None:
                 on_progress(done, len(self._dataset))
 
-    def _count(self, rows: TokenRows, cuts: npt.NDArray[np.int32]) -> None:
-        self._cut += CutCount.of(cuts)
-        for ids, _ in rows.columns["input_ids"].chunks:
-            self._used = np.pad(self._used, (0, max(0, int(ids.max(initial=0)) + 1 - len(self._used))))
-            self._used[ids] = True
-
     def facts(self) -> dict[str, Any]:
-        """Return the counts, and the token ids that occur as a bit map."""
+        """Return the token ids that occur as a bit map."""
         used = base64.b64encode(np.packbits(self._used).tobytes()).decode()
-        return {"cut": astuple(self._cut), "max_id": len(self._used) - 1, "used_ids": used}
+        return {"max_id": len(self._used) - 1, "used_ids": used}
 
 
 def require_text_cells(cells: Sequence[Any], before: int, column: str = "") -> None:
@@ -233,23 +214,17 @@ _CHARS_PER_SECOND = 20_000.0  # one core does about 1,000,000: 50x slower is a b
 
 @dataclass(frozen=True, slots=True)
 class EncodedRow:
-    """One row of tokens; `cut` tokens were dropped.
-
-    `unread`: a text was so long that its end was never tokenized: it counts as one more dropped token.
-    """
+    """One row of tokens; `cut` tokens were dropped."""
 
     ids: list[int]
     types: list[int]
     cut: int = 0
-    unread: bool = False
 
 
 class TokenEncoder(Protocol):
     """`fingerprint` is equal for tokenizers that return equal tokens."""
 
     fingerprint: str
-    windows: TextWindows | None
-    """The windows in which the model reads rows that are too long for it."""
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """Return one row for each element of the one or two text columns."""
@@ -260,8 +235,8 @@ def make_token_encoder(tokenizer: Any, max_length: int, long_texts: LongTexts = 
     """Return the encoder for a tokenizer."""
     if getattr(tokenizer, "is_fast", False):
         return RustEncoder(tokenizer, max_length, long_texts)
-    if long_texts in ("head_tail", "windows"):
-        problem = f"--long_texts {long_texts} needs a tokenizer.json, which {type(tokenizer).__name__} does not have"
+    if long_texts == "head_tail":
+        problem = f"--long_texts head_tail needs a tokenizer.json, which {type(tokenizer).__name__} does not have"
         raise ConfigError(problem, fix="Use --long_texts head.")
     return PythonEncoder(tokenizer, max_length)
 
@@ -275,20 +250,12 @@ class RustEncoder:
         self._core.no_padding()
         self._core.no_truncation()
         self._core.encode_special_tokens = tokenizer.split_special_tokens
-        self.windows = self._make_windows(max_length) if long_texts == "windows" else None
-        self._max_length = max_length if self.windows is None else self.windows.longest
+        self._max_length = max_length
         self._side = "both" if long_texts == "head_tail" else tokenizer.truncation_side
-        self._others = (max_length, long_texts, tokenizer.truncation_side, tokenizer.split_special_tokens)
         self.fingerprint = _hash(self._core.to_str(), self._max_length, self._side, tokenizer.split_special_tokens)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as plain values, for worker processes."""
-        return _rebuild, (self._core.to_str(), *self._others)
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """Encode whole rows, so that the number of dropped tokens is exact; then truncate the long ones."""
-        if self.windows is not None and len(texts) == 2:
-            raise ConfigError("--long_texts windows does not support text pairs", fix="Use --long_texts head.")
         short, unread = shorten(texts, self._max_length, self._side)
         rows: list[EncodedRow] = []
         for part in _parts(short):
@@ -300,23 +267,11 @@ class RustEncoder:
                 rows.append(
                     EncodedRow(whole.ids, whole.type_ids) if fits else cut_row(whole, self._max_length, self._side)
                 )
-        return _mark_unread(rows, unread)
-
-    def _make_windows(self, length: int) -> TextWindows:
-        special = self._core.encode("a").special_tokens_mask
-        return TextWindows(length, special.index(0), special[::-1].index(0))
-
-
-def _rebuild(core: str, max_length: int, long_texts: LongTexts, side: str, split: bool) -> RustEncoder:
-    from tokenizers import Tokenizer
-
-    return RustEncoder(PlainTokenizer(Tokenizer.from_str(core), side, split), max_length, long_texts)
+        return _count_unread(rows, unread)
 
 
 class PythonEncoder:
     """For the few tokenizers written in Python (BERTweet, CANINE, BertJapanese)."""
-
-    windows: TextWindows | None = None
 
     def __init__(self, tokenizer: Any, max_length: int) -> None:
         self._tokenizer = tokenizer
@@ -335,7 +290,7 @@ class PythonEncoder:
         cut = self._tokenizer(*short, truncation=True, max_length=self._max_length, **options)
         kept = zip(whole, cut["input_ids"], cut["token_type_ids"], strict=True)
         rows = [EncodedRow(ids, types, len(full) - len(ids)) for full, ids, types in kept]
-        return _mark_unread(rows, unread)
+        return _count_unread(rows, unread)
 
 
 def call_within(seconds: float, work: Callable[[], T]) -> T:
@@ -394,9 +349,8 @@ def _hash(*parts: object) -> str:
 
 CHARS_PER_TOKEN = 256
 LEAST_CHARS = 65_536
-"""Only `max_length` times 256 characters of a text are read, and at least 65,536, up to a blank near that place. Tokenizing takes
-some 200 bytes per character: a text of 16 MB took 4.3 GB. Words separated by blanks are tokenized one by one, so the tokens up to
-`max_length` are the same, unless a token has more than 256 characters on average."""
+"""Only `max_length` times 256 characters of a text are read, and at least 65,536. Tokenizing takes some 200 bytes per character:
+a text of 16 MB took 4.3 GB. The tokens up to `max_length` are the same, unless they have more than 256 characters on average."""
 
 
 def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Sequence[list[str]], set[int]]:
@@ -417,25 +371,14 @@ def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Seq
 
 def _part_of(text: str, most: int, side: str) -> str:
     if side == "both":
-        return f"{_start_of(text, most // 2)} {_end_of(text, most // 2 - 1)}"
-    return _end_of(text, most) if side == "left" else _start_of(text, most)
+        return f"{text[: most // 2]} {text[1 - most // 2 :]}"
+    return text[-most:] if side == "left" else text[:most]
 
 
-def _start_of(text: str, most: int) -> str:
-    """Return at most this many characters, ending before a blank if there is one in the second half."""
-    blanks = (i for i in range(most, most // 2, -1) if text[i].isspace())
-    return text[: next(blanks, most)]
-
-
-def _end_of(text: str, most: int) -> str:
-    blanks = (i for i in range(len(text) - most, len(text) - most // 2) if text[i].isspace())
-    return text[next(blanks, len(text) - most) :]
-
-
-def _mark_unread(rows: list[EncodedRow], unread: set[int]) -> list[EncodedRow]:
+def _count_unread(rows: list[EncodedRow], unread: set[int]) -> list[EncodedRow]:
     """Count an unread end as one dropped token, so that the row is counted as truncated."""
     for i in unread:
-        rows[i] = replace(rows[i], cut=rows[i].cut + 1, unread=True)
+        rows[i] = replace(rows[i], cut=rows[i].cut + 1)
     return rows
 
 
@@ -468,37 +411,18 @@ def share_longest_first(sizes: tuple[int, int], room: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class CutCount:
-    """Sums over rows."""
-
-    rows: int = 0
-    tokens: int = 0
-    unread: int = 0
-
-    @classmethod
-    def of(cls, cuts: npt.NDArray[np.int32]) -> CutCount:
-        """Sum rows of (`cut`, `unread`), as in EncodedRow."""
-        tokens, unread = cuts.sum(axis=0, dtype=np.int64).tolist()
-        return cls(int((cuts[:, 0] > 0).sum()), tokens, unread)
-
-    def __add__(self, other: CutCount) -> CutCount:
-        return CutCount(*map(sum, zip(astuple(self), astuple(other), strict=True)))
-
-    def in_split(self, rows: int, max_length: int) -> TruncationCount:
-        """Return the counts of a split with this many rows."""
-        return TruncationCount(rows, self.rows, self.tokens, max_length, self.unread)
-
-
-@dataclass(frozen=True, slots=True)
 class TruncationCount:
-    """Tokens of one split dropped by `max_length`."""
+    """Tokens of one split dropped by `max_length`. The unread end of a very long text counts as one token."""
 
     rows: int
     rows_cut: int
     tokens_cut: int
     max_length: int
-    unread: int = 0
-    """Rows with a text so long that its end was never tokenized: its tokens are not counted."""
+
+    @classmethod
+    def of(cls, cut: npt.NDArray[np.int32], max_length: int) -> TruncationCount:
+        """Count the tokens dropped from each row."""
+        return cls(len(cut), int((cut > 0).sum()), int(cut.sum(dtype=np.int64)), max_length)
 
     def sentence(self, split: str) -> str:
         """Return one line for the user."""
@@ -507,7 +431,7 @@ class TruncationCount:
         share = 100 * self.rows_cut / self.rows
         return (
             f"{split}: {self.rows_cut} of {self.rows} rows ({share:.1f}%) were truncated to {self.max_length} tokens, "
-            f"{'at least ' if self.unread else ''}{self.tokens_cut} tokens lost"
+            f"{self.tokens_cut} tokens lost"
         )
 
 
@@ -521,17 +445,13 @@ def describe_empty(what: str, rows: Sequence[int], part: Part | None = None) -> 
     )
 
 
-# --- worker processes -------------------------------------------------------------------------------------------------
-
-PIECE_ROWS = 256
-LEAST_ROWS = 1024
-"""Fewer rows are tokenized in this process: starting others would take longer."""
-SPARED_CORES = 2
-"""One drives the GPU, one makes its batches."""
-_WORKER = "import sys; sys.path.append(sys.argv[1]); from tunesmith.data.tokenize import work; work()"
-
-EncodedRows = tuple[TokenRows, npt.NDArray[np.int32]]
-"""Rows, and for each the number of dropped tokens and whether its end is unread."""
+def encode_texts(
+    encoder: TokenEncoder, texts: Sequence[list[str]], *, has_types: bool
+) -> tuple[TokenRows, npt.NDArray[np.int32]]:
+    """Return the rows of one or two columns of texts, in order, and the number of tokens dropped from each."""
+    encoded = encoder.encode(texts)
+    cut = np.array([row.cut for row in encoded], dtype=np.int32)
+    return make_token_rows(encoded, has_types=has_types), cut
 
 
 def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
@@ -540,112 +460,3 @@ def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenR
     if has_types:
         columns["token_type_ids"] = Ragged.from_lists([row.types for row in encoded], np.int8)
     return TokenRows(columns, columns["input_ids"].lengths(), None)
-
-
-class ChunkEncoder:
-    """Encodes chunks of texts; large ones in `processes` worker processes.
-
-    The threads of the Rust core share one allocator: 16 cores encoded 5,100 rows of MRPC per second in one process, and 29,800 in
-    worker processes. The tokens are the same.
-    """
-
-    def __init__(self, encoder: TokenEncoder, *, has_types: bool, processes: int = 0) -> None:
-        self._encoder = encoder
-        self._has_types = has_types
-        self.processes = processes if processes > 1 and sys.executable else 0
-        self._pool: ThreadPoolExecutor | None = None
-        self._owner = 0
-        self._worker = threading.local()
-        self._started: list[subprocess.Popen[bytes]] = []
-        weakref.finalize(self, _end, self._started, os.getpid())
-
-    def encode(self, texts: Sequence[list[str]]) -> tuple[TokenRows, CutCount]:
-        """Return the rows of one or two columns of texts, in order, and the number of dropped tokens."""
-        rows, cuts = self.encode_rows(texts)
-        return rows, CutCount.of(cuts)
-
-    def encode_rows(self, texts: Sequence[list[str]]) -> EncodedRows:
-        """Return the rows, and what was dropped from each."""
-        if not self.processes or len(texts[0]) < LEAST_ROWS:
-            return _encode(self._encoder, texts, has_types=self._has_types)
-        if self._pool is None or self._owner != os.getpid():  # a forked process has no threads
-            self._pool, self._owner = ThreadPoolExecutor(self.processes, "tunesmith-tokenize"), os.getpid()
-        starts = range(0, len(texts[0]), PIECE_ROWS)
-        pieces = ([column[at : at + PIECE_ROWS] for column in texts] for at in starts)
-        try:
-            parts = list(self._pool.map(self._in_worker, pieces))
-        except BaseException:
-            for process in self._started:
-                process.kill()
-            self._pool.shutdown(cancel_futures=True)
-            _end(self._started, os.getpid())
-            self._pool, self._worker = None, threading.local()
-            raise
-        first = np.cumsum([0, *(len(rows) for rows, _ in parts)], dtype=np.int64)
-        columns = {
-            name: Ragged(tuple(chain.from_iterable(rows.columns[name].chunks for rows, _ in parts)), first)
-            for name in parts[0][0].columns
-        }
-        lengths = np.concatenate([rows.lengths for rows, _ in parts])
-        return TokenRows(columns, lengths, None), np.concatenate([cuts for _, cuts in parts])
-
-    def _in_worker(self, texts: list[list[str]]) -> EncodedRows:
-        """Encode in the worker process of this thread. It ends when its stdin is closed, as the end of this process does."""
-        if not hasattr(self._worker, "texts"):
-            process = subprocess.Popen(
-                [sys.executable, "-c", _WORKER, str(Path(__file__).resolve().parents[2])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
-                process_group=0,  # Ctrl-C reaches the parent only
-            )
-            self._started.append(process)
-            assert process.stdin is not None
-            assert process.stdout is not None
-            self._worker.texts = Connection(os.dup(process.stdin.fileno()), readable=False)
-            self._worker.tokens = Connection(os.dup(process.stdout.fileno()), writable=False)
-            process.stdin.close()
-            self._worker.texts.send((self._encoder, self._has_types))
-        try:
-            self._worker.texts.send(texts)
-            answer = self._worker.tokens.recv()
-        except (EOFError, OSError):
-            how = "--preprocessing_num_workers 1 (train) or threads=1 (Predictor.load) tokenizes in one process"
-            fix = f"It may have run out of memory; {how}."
-            raise WorkerError(f"a worker process died while it tokenized {len(texts[0])} rows", fix=fix) from None
-        if isinstance(answer, BaseException):
-            raise answer
-        rows: EncodedRows = answer
-        return rows
-
-
-def _encode(encoder: TokenEncoder, texts: Sequence[list[str]], *, has_types: bool) -> EncodedRows:
-    encoded = encoder.encode(texts)
-    cuts = np.array([(row.cut, row.unread) for row in encoded], dtype=np.int32).reshape(-1, 2)
-    return make_token_rows(encoded, has_types=has_types), cuts
-
-
-def _end(started: list[subprocess.Popen[bytes]], owner: int) -> None:
-    while started and os.getpid() == owner:
-        process = started.pop()
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def work() -> None:
-    """Run a worker process: receive the tokenizer, then encode texts until stdin is closed."""
-    incoming, out = Connection(0, writable=False), Connection(os.dup(1), readable=False)
-    os.dup2(2, 1)  # a library that prints must not write into the answers
-    try:
-        encoder, has_types = incoming.recv()
-        while True:
-            texts = incoming.recv()
-            try:
-                answer: Any = _encode(encoder, texts, has_types=has_types)
-            except Exception as error:
-                answer = error
-            out.send(answer)
-    except (EOFError, OSError):
-        return

@@ -29,7 +29,7 @@ from tunesmith.config.load import load_config
 from tunesmith.data.batches import padding_of
 from tunesmith.data.read import read_labelled
 from tunesmith.data.rows import Columns
-from tunesmith.data.tokenize import make_token_rows
+from tunesmith.data.tokenize import encode_texts
 from tunesmith.errors import ConfigError, NumericsError, ResourceError, TunesmithError, short_text
 from tunesmith.files import disk_error, make_folder, write_new
 from tunesmith.inference.model_folder import (
@@ -266,7 +266,7 @@ def _labeled(dataset: Any, facts: ModelFacts) -> tuple[list[list[str]], npt.NDAr
 
 def logits_of(network: TorchNetwork | GraphNetwork, texts: list[list[str]]) -> Logits:
     """Return the logits of texts in memory, in order."""
-    rows = make_token_rows(network.encoder.encode(texts), has_types=network.has_types)
+    rows, _ = encode_texts(network.encoder, texts, has_types=network.has_types)
     return network.logits(rows)
 
 

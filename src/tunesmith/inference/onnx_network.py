@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.data.batches import TokenRows, length_batches, mean_by_row, pad_rows
-from tunesmith.data.tokenize import ChunkEncoder, LongTexts, RustEncoder, TokenEncoder, load_plain_tokenizer
+from tunesmith.data.batches import TokenRows, length_batches, pad_rows
+from tunesmith.data.tokenize import LongTexts, RustEncoder, TokenEncoder, load_plain_tokenizer
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, short_text
 from tunesmith.inference.model_folder import GRAPH_FILE, GraphFacts, ModelFacts, read_facts, read_graph_facts
 from tunesmith.models.files import Seal, read_config_file
@@ -36,7 +36,6 @@ class GraphNetwork:
         self.max_length = facts.max_length
         self.special = tokenizer.special
         self.encoder: TokenEncoder = RustEncoder(tokenizer, facts.max_length, long_texts)
-        self.chunks = ChunkEncoder(self.encoder, has_types=facts.has_types)
         self._infer = infer
 
     @property
@@ -48,9 +47,6 @@ class GraphNetwork:
         self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
     ) -> npt.NDArray[np.float32]:
         """Return the logits of each row, in input order."""
-        if self.encoder.windows is not None and rows.lengths.max(initial=0) > self.max_length:
-            parts, owners = rows.in_windows(self.encoder.windows).all_windows()
-            return mean_by_row(self.logits(parts, max_rows=max_rows, on_batch=on_batch), owners)
         fill = {"input_ids": self.facts.pad_token_id, "token_type_ids": self.facts.pad_token_type_id}
         logits: npt.NDArray[np.float32] | None = None
         for indices in length_batches(rows.lengths, max_rows=max_rows, max_tokens=TOKENS_AT_ONCE):

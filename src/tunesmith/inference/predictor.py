@@ -17,11 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.data.batches import TokenRows, prefetched
-from tunesmith.data.tokenize import (
-    CutCount,
-    TruncationCount,
-    require_text_cells,
-)
+from tunesmith.data.tokenize import TruncationCount, encode_texts, require_text_cells
 from tunesmith.errors import ConfigError, DataError, ResourceError, first_few, name_the_extra
 from tunesmith.inference.model_folder import (
     ModelFacts,
@@ -73,8 +69,7 @@ class Predictor:
     ) -> Predictor:
         """Load a run folder, an exported folder, or any model folder with a classification head.
 
-        `threads` sets the number of CPU threads of torch in the whole process. If the model is on a GPU, all but two of them
-        tokenize in separate processes, which start with the first large call.
+        `threads` sets the number of CPU threads of torch in the whole process.
         """
         seal = model_folder_of(path)
         graph = is_graph_folder(seal.folder)
@@ -160,20 +155,21 @@ class Predictor:
         predict = partial(self.network.logits, max_rows=max_rows, on_batch=on_batch)
         logits: list[npt.NDArray[np.float32]] = []
         rows = sides = 0
-        cut = CutCount()
+        cut: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)]
         empty: list[int] = []
 
-        def encode(chunk: Chunk) -> tuple[int, TokenRows, CutCount]:
+        def encode(chunk: Chunk) -> tuple[int, TokenRows, npt.NDArray[np.int32]]:
             self.network.require_segments(len(chunk))
-            return len(chunk), *self.network.chunks.encode(chunk)
+            return len(chunk), *encode_texts(self.network.encoder, chunk, has_types=self.network.has_types)
 
-        for sides, tokens, cuts in prefetched(_checked(chunks), encode, ahead=1):
+        for sides, tokens, lost in prefetched(_checked(chunks), encode, ahead=1):
             logits.append(self._checked_logits(predict, tokens, before=rows))
             empty += (rows + np.flatnonzero(tokens.lengths <= self.network.special[sides - 1])).tolist()
             rows += len(tokens)
-            cut += cuts
+            cut.append(lost)
         found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
-        return TextPredictions(found, cut.in_split(rows, self.network.max_length), tuple(empty))
+        truncated = TruncationCount.of(np.concatenate(cut), self.network.max_length)
+        return TextPredictions(found, truncated, tuple(empty))
 
     def _checked_logits(
         self, predict: Callable[[TokenRows], npt.NDArray[np.float32]], tokens: TokenRows, *, before: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +11,7 @@ import numpy.typing as npt
 import torch
 
 from tunesmith.data.batches import Collate, TokenRows, padding_of
-from tunesmith.data.tokenize import (
-    SPARED_CORES,
-    ChunkEncoder,
-    LongTexts,
-    TokenEncoder,
-    longest_allowed,
-    make_token_encoder,
-)
+from tunesmith.data.tokenize import LongTexts, TokenEncoder, longest_allowed, make_token_encoder
 from tunesmith.errors import ConfigError
 from tunesmith.inference.model_folder import ModelFacts, read_facts
 from tunesmith.models.files import Seal, load_tokenizer, position_limit, require_segments
@@ -39,15 +31,12 @@ class TorchNetwork:
     collate: Collate
     max_length: int
     long_texts: LongTexts = "head"
-    processes: int = 0
-    """Number of processes that tokenize large chunks."""
 
     def __post_init__(self) -> None:
         self.name = f"torch on {self.runtime.device.type}"
         self.has_types = "token_type_ids" in self.tokenizer.model_input_names
         count = self.tokenizer.num_special_tokens_to_add
         self.encoder: TokenEncoder = make_token_encoder(self.tokenizer, self.max_length, self.long_texts)
-        self.chunks = ChunkEncoder(self.encoder, has_types=self.has_types, processes=self.processes)
         self.special = (int(count()), int(count(pair=True)))
 
     @property
@@ -59,7 +48,7 @@ class TorchNetwork:
         self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
     ) -> npt.NDArray[np.float32]:
         """Return the logits of each row, in input order. The batch size depends on the device unless `max_rows` is set."""
-        tokens, rows = None if max_rows is None else 64 * max_rows, rows.in_windows(self.encoder.windows)
+        tokens = None if max_rows is None else 64 * max_rows
         result = predict_rows(
             self.model, rows, self.collate, self.runtime, max_rows=max_rows, max_tokens=tokens, on_batch=on_batch
         )
@@ -90,6 +79,4 @@ def load_torch_network(
         model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
     )
     longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
-    cores = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
-    processes = 0 if runtime.device.type == "cpu" else max(cores - SPARED_CORES, 0)
-    return TorchNetwork(model, tokenizer, runtime, speedups.collate, longest, facts.long_texts, processes), facts
+    return TorchNetwork(model, tokenizer, runtime, speedups.collate, longest, facts.long_texts), facts

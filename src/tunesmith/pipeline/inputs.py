@@ -189,7 +189,6 @@ def tokenize_run(
                 bundle.columns,
                 max_length=length,
                 long_texts=long_texts,
-                num_proc=config.preprocessing_num_workers,
                 cache_dir=config.cache_dir,
                 vocab_size=stored.get("vocab_size"),
                 on_progress=partial(progress, f"tokenizing {split}"),

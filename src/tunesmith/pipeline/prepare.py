@@ -232,9 +232,8 @@ def _make_state(
 
 def _make_batches(config: RunConfig, rows: TokenRows, speedups: Speedups, runtime: Runtime) -> Batches:
     on_gpu = runtime.device.type == "cuda"
-    drawn = None if rows.windows is None else replace(rows.windows, drawn=True)
     return Batches(
-        replace(rows, windows=drawn),
+        rows,
         speedups.train_collate,
         config.decided.per_device_train_batch_size,
         seed=config.seed if config.data_seed is None else config.data_seed,
@@ -339,7 +338,7 @@ def log_model(
 
 INERT_NAMES = """
     output_dir run_name save_strategy save_steps save_total_limit resume_from_checkpoint
-    logging_steps disable_tqdm report_to preprocessing_num_workers
+    logging_steps disable_tqdm report_to
     cache_dir allow_changed_data allow_download
     train_file validation_file test_file test_split_name model_name_or_path tokenizer_name
     model_revision use_cpu ddp_timeout time_budget

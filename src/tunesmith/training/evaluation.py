@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tunesmith.data.batches import Batch, Collate, TokenRows, evaluation_batches, mean_by_row, pin_batch, prefetched
+from tunesmith.data.batches import Batch, Collate, TokenRows, evaluation_batches, pin_batch, prefetched
 from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
 from tunesmith.training.distributed import Runtime
@@ -144,11 +144,8 @@ def predict_rows(
 ) -> Predictions:
     """One prediction per row, in input order. Leaves the model's train or eval mode as it was.
 
-    Without limits, batches hold as many tokens as the device works best with. Rows in windows have the mean of their logits.
+    Without limits, batches hold as many tokens as the device works best with.
     """
-    if rows.windows is not None:
-        limits = {"max_rows": max_rows, "max_tokens": max_tokens}
-        return _predict_windows(model, rows, collate, runtime, objective, on_batch=on_batch, **limits)
     if max_rows is None and max_tokens is None:
         max_tokens = TOKENS_AT_ONCE[runtime.device.type == "cuda"]
     source = evaluation_batches(
@@ -176,25 +173,6 @@ def predict_rows(
     weight = objective.weight(rows.labels, len(rows)) if objective is not None and rows.labels is not None else 0.0
     total = float(runtime.sum_over_ranks(loss_sum))
     return Predictions(ordered, rows.labels, total / weight if weight > 0 else None)
-
-
-def _predict_windows(
-    model: nn.Module,
-    rows: TokenRows,
-    collate: Collate,
-    runtime: Runtime,
-    objective: Objective | None,
-    **options: Any,
-) -> Predictions:
-    """Each row has the mean of its windows' logits, and the loss of that mean."""
-    parts, owners = rows.all_windows()
-    logits = mean_by_row(predict_rows(model, parts, collate, runtime, **options).logits, owners)
-    labels = rows.labels
-    weight = objective.weight(labels, len(rows)) if objective is not None else 0.0
-    if labels is None or weight <= 0 or not isinstance(objective, TaskLoss):
-        return Predictions(logits, labels, None)
-    loss = objective.of_logits(torch.from_numpy(logits), torch.from_numpy(labels))
-    return Predictions(logits, labels, float(loss) / weight)
 
 
 def _forward_all(

@@ -1,4 +1,4 @@
-"""Flags are made from the schema, and only flags really given override the file."""
+"""Flags are generated from the schema, and only flags on the command line override the file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def problem_of(line: str) -> str:
     "line",
     ["run.yaml --seed 8", "--seed 8 run.yaml", "--config run.yaml --seed=8", "--seed 8 --config=run.yaml"],
 )
-def test_a_config_file_may_stand_anywhere_and_flags_go_over_it(line: str) -> None:
+def test_config_file_position_is_free_and_flags_override_it(line: str) -> None:
     assert read(line) == RunConfig(train_file="x.csv", learning_rate=1e-4, seed=8, bf16=True)
 
 
@@ -58,20 +58,20 @@ def test_a_config_file_may_stand_anywhere_and_flags_go_over_it(line: str) -> Non
         ("--no_bf16 --bf16", True),
     ],
 )
-def test_a_switch_stands_alone_or_takes_true_or_false(line: str, wanted: bool) -> None:
+def test_switch_accepts_no_value_or_true_or_false(line: str, wanted: bool) -> None:
     assert read(f"--train_file x.csv {line}").bf16 is wanted
 
 
-def test_a_switch_does_not_swallow_the_config_file() -> None:
+def test_switch_before_config_file_is_parsed() -> None:
     assert read("--fp16 --no_bf16 run.yaml").fp16
     assert read("--tf32 run.yaml").train_file == "x.csv"
 
 
-def test_a_switch_of_the_file_is_turned_off_by_a_flag() -> None:
+def test_flag_turns_off_switch_of_config_file() -> None:
     assert not read("run.yaml --no_bf16").bf16
 
 
-def test_dashes_and_underscores_are_the_same() -> None:
+def test_dashes_and_underscores_are_equivalent() -> None:
     assert read("--train-file x.csv --per-device_train-batch-size 4").per_device_train_batch_size == 4
 
 
@@ -95,11 +95,11 @@ def test_dashes_and_underscores_are_the_same() -> None:
         ("--learning_rate 1 --learning_rate 2e-5", "learning_rate", 2e-5),
     ],
 )
-def test_a_flag_becomes_its_option(line: str, name: str, wanted: Any) -> None:
+def test_flag_sets_its_option(line: str, name: str, wanted: Any) -> None:
     assert getattr(read(f"{line} --train_file x.csv"), name) == wanted
 
 
-def test_every_option_can_be_given_as_a_flag() -> None:
+def test_every_option_has_a_flag() -> None:
     known = make_train_parser()._option_string_actions
     assert [name for name in list_options() if f"--{name}" not in known] == []
 
@@ -111,13 +111,13 @@ def test_only_the_named_sections_are_added() -> None:
         parser.read(["--seed", "3"])
 
 
-def test_two_parses_share_nothing() -> None:
+def test_parsers_share_no_state() -> None:
     parser = make_train_parser()
     assert parser.read(["--seed", "3"]).given == {"seed": "3"}
     assert parser.read([]).given == {}
 
 
-def test_unknown_flags_are_all_told_with_the_nearest_name() -> None:
+def test_unknown_flags_are_all_reported_with_nearest_name() -> None:
     assert problem_of("--learnin_rate 3 --lr 3 --zzzz=3").splitlines() == [
         "3 problems in the configuration:",
         "  unknown flag --learnin_rate. Did you mean --learning_rate?",
@@ -126,7 +126,7 @@ def test_unknown_flags_are_all_told_with_the_nearest_name() -> None:
     ]
 
 
-def test_unknown_flags_do_not_hide_what_is_wrong_with_the_others() -> None:
+def test_unknown_flags_do_not_hide_other_errors() -> None:
     assert problem_of("--trian_file x.csv --learning_rate abc --metric_for_best_model accuracyy").splitlines() == [
         "3 problems in the configuration:",
         "  unknown flag --trian_file. Did you mean --train_file?",
@@ -146,7 +146,7 @@ def test_unknown_flags_do_not_hide_what_is_wrong_with_the_others() -> None:
         ("run.yaml --bf16=maybe", "--bf16: expected true or false, got 'maybe'"),
     ],
 )
-def test_a_wrong_line_gets_one_clear_line_back(line: str, message: str) -> None:
+def test_invalid_command_is_reported_in_one_line(line: str, message: str) -> None:
     assert problem_of(line) == message
 
 

@@ -1,4 +1,4 @@
-"""`tunesmith audit` and `plan`, and the audit as the first act of `train`."""
+"""`tunesmith audit` and `plan`, and the audit at the start of `train`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WARM = ["sun", "beach", "heat", "summer", "desert", "swim", "palm", "july"]
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """(train with five wrong labels, validation with rows of train, a model)."""
+    """Return a training file with five wrong labels, a validation file with rows of it, and a model."""
     rng = random.Random(0)
     rows = []
     for _ in range(160):
@@ -38,7 +38,7 @@ def files(tmp_path: Path) -> tuple[Path, Path, Path]:
     return write_csv(tmp_path / "train.csv", train), write_csv(tmp_path / "dev.csv", held), model
 
 
-def test_the_audit_prints_findings_and_strict_data_is_exit_code_3(
+def test_audit_prints_findings_and_strict_data_exits_3(
     files: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train, held, model = map(str, files)
@@ -62,10 +62,10 @@ def test_the_audit_prints_findings_and_strict_data_is_exit_code_3(
     assert len(found & set(range(102, 107))) >= 4
     assert main([*words, "--json", "--strict_data"]) == 3
     assert {"split_leak"} <= {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
-    assert main([*words, "--review_file", str(review)]) != 0, "a person's file is not written over"
+    assert main([*words, "--review_file", str(review)]) != 0, "user files are not overwritten"
 
 
-def test_training_shows_warnings_before_beside_and_on_top(
+def test_training_shows_data_warnings_and_reports_them(
     files: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train, held, model = map(str, files)
@@ -92,7 +92,7 @@ def test_training_shows_warnings_before_beside_and_on_top(
     assert page.index("Split leak") < page.index('class="grid"')
 
 
-def test_the_plan_measures_time_memory_and_disk(
+def test_plan_measures_time_memory_and_disk(
     files: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train, held, model = map(str, files)
@@ -109,7 +109,7 @@ def test_the_plan_measures_time_memory_and_disk(
     assert "load_best_model_at_end" in err
 
 
-def test_plan_leaves_no_process_behind_when_it_is_killed(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_killed_plan_leaves_no_process(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tunesmith", "plan", "--train_file", str(files[0])]
     command += ["--model_name_or_path", str(files[2]), "--cache_dir", str(tmp_path / "c"), "--use_cpu"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -122,7 +122,7 @@ def test_plan_leaves_no_process_behind_when_it_is_killed(files: tuple[Path, Path
         ]
         measuring = [
             pid for pid in found if len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
-        ]  # it watches its parent
+        ]  # it monitors its parent
         time.sleep(0.05)
     process.kill()
     process.wait()

@@ -1,4 +1,4 @@
-"""The surface a user of Hugging Face knows: names, defaults, verbs, exit codes, and a front that starts at once."""
+"""Names and defaults known from Hugging Face, commands, exit codes, and a command line that starts fast."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ SHARED_OPTIONS = (
 HEAVY = ("torch", "transformers", "datasets", "accelerate", "numpy", "pyarrow", "sklearn", "scipy", "matplotlib")
 
 
-def test_every_old_name_is_accepted_in_some_way() -> None:
+def test_every_old_name_is_accepted() -> None:
     assert [name for name in OLD_NAMES if name not in {*RENAMED, *IGNORED}] == []
     assert set(RENAMED.values()) <= list_options().keys()
     assert not list_options().keys() & {*RENAMED, *IGNORED, *REFUSED}
 
 
-def test_the_defaults_are_those_of_transformers_but_for_what_the_recipe_decides() -> None:
+def test_defaults_match_transformers_except_recipe_options() -> None:
     from transformers import TrainingArguments
 
     config = RunConfig()
@@ -61,13 +61,13 @@ def test_the_defaults_are_those_of_transformers_but_for_what_the_recipe_decides(
     assert found == {name: theirs[name] for name in SHARED_OPTIONS}, "--recipe hf is what transformers does"
 
 
-def test_every_option_has_one_sentence_of_help() -> None:
+def test_every_option_has_one_help_sentence() -> None:
     texts = {name: option.help for name, option in list_options().items()}
     assert [name for name, text in texts.items() if not re.fullmatch(r"[A-Z][^\n]{8,}\.", text)] == []
 
 
 @pytest.mark.parametrize("verb", list_verbs())
-def test_a_verb_has_the_two_functions_and_readable_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_has_two_functions_and_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = load_verb(verb)
     parser = make_parser(verb, module)
     assert isinstance(parser, Parser)
@@ -83,7 +83,7 @@ def run_tunesmith(*words: str, **options: Any) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False, **options)
 
 
-def test_python_dash_m_answers_with_help_version_and_exit_codes() -> None:
+def test_python_dash_m_prints_help_version_and_exit_codes() -> None:
     done = run_tunesmith("--help")
     assert done.returncode == 0
     assert "tunesmith train --train_file" in done.stdout

@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: plain lines in a pipe, bars on a terminal."""
+"""Console output during a run: plain lines in a pipe, progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lines_of(stream: io.StringIO) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_a_pipe_gets_plain_lines_without_colour_or_carriage_returns() -> None:
+def test_pipe_gets_plain_lines_without_color() -> None:
     stream = io.StringIO()
     console = Console(stream=stream, logging_steps=5)
     console.on(RunStarted("id", 0, 10, 10.0, 1.0, 80))
@@ -50,7 +50,7 @@ def test_a_pipe_gets_plain_lines_without_colour_or_carriage_returns() -> None:
     assert "\r" not in stream.getvalue()
 
 
-def test_a_terminal_gets_one_bar_with_loss_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_bar_with_loss_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
@@ -70,7 +70,7 @@ def test_a_terminal_gets_one_bar_with_loss_speed_and_time_left(monkeypatch: pyte
     assert "\x1b[2m" not in stream.getvalue()
 
 
-def test_colour_needs_a_terminal_that_did_not_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_color_needs_a_terminal_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert uses_color(Terminal())
@@ -83,7 +83,7 @@ def test_colour_needs_a_terminal_that_did_not_refuse_it(monkeypatch: pytest.Monk
     assert not Console(stream=Terminal()).bars
 
 
-def test_what_is_quick_leaves_no_line_in_a_pipe_and_what_is_slow_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_slow_steps_print_a_line_to_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     stream = io.StringIO()
@@ -101,7 +101,7 @@ def test_what_is_quick_leaves_no_line_in_a_pipe_and_what_is_slow_does(monkeypatc
     assert lines_of(stream)[2:] == ["pair warm-up: 50 of 200 steps in 11s, 33s left"]
 
 
-def test_bad_news_is_told_at_once() -> None:
+def test_warnings_are_printed_immediately() -> None:
     stream = io.StringIO()
     console = Console(stream=stream)
     console.on(Resumed(5, "checkpoint-5", ("checkpoint-9: a byte differs",)))
@@ -115,12 +115,12 @@ def test_bad_news_is_told_at_once() -> None:
     ]
 
 
-def test_sizes_and_times_read_well() -> None:
+def test_sizes_and_times_are_readable() -> None:
     assert [format_duration(s) for s in (3.9, 65, 7500)] == ["3s", "1m05s", "2h05m"]
     assert [format_bytes(n) for n in (812, 3_400_000, 2e12)] == ["812 B", "3.4 MB", "2000.0 GB"]
 
 
-def test_the_stream_is_stderr_unless_told_otherwise() -> None:
+def test_console_writes_to_stderr_by_default() -> None:
     assert Console().stream is sys.stderr
 
 

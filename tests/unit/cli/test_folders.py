@@ -1,4 +1,4 @@
-"""What a person has in a folder stays as it is, whatever folder the commands are pointed at."""
+"""User files stay unchanged, whatever folder a command uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data file, a model, a run that ended and one that was stopped after its third step."""
+    """Return a folder with a data file, a model, a finished run, and a run that was stopped after its third step."""
     root = tmp_path_factory.mktemp("folders")
     save_tiny_bert(root / "base")
     write_csv(root / "rows.csv", [{"text": t, "label": "good" if good else "bad"} for t, good in sentences(40)])
@@ -68,7 +68,7 @@ def ended(lab: Path, tmp_path: Path) -> Path:
 
 
 def tree(folder: Path) -> dict[str, Any]:
-    """Every name below a folder, with its bytes or where it points."""
+    """Return every path below a folder, with its bytes or link target."""
     return {
         str(p.relative_to(folder)): os.readlink(p) if p.is_symlink() else p.read_bytes() if p.is_file() else None
         for p in sorted(folder.rglob("*"))
@@ -79,7 +79,7 @@ def tree(folder: Path) -> dict[str, Any]:
     "name",
     ["README.md", "metrics.json", "run.yaml", "journal.jsonl", "model/weights.bin", "best/x", "notes.txt", ".hidden"],
 )
-def test_a_folder_that_is_no_run_is_refused_and_stays_as_it_is(name: str, tmp_path: Path, command: Command) -> None:
+def test_folder_without_run_is_refused_and_unchanged(name: str, tmp_path: Path, command: Command) -> None:
     (tmp_path / "mine" / name).parent.mkdir(parents=True)
     (tmp_path / "mine" / name).write_text("mine")
     before = tree(tmp_path)
@@ -90,7 +90,7 @@ def test_a_folder_that_is_no_run_is_refused_and_stays_as_it_is(name: str, tmp_pa
     )
 
 
-def test_an_empty_folder_and_the_rest_of_a_killed_start_are_taken(tmp_path: Path, lab: Path, command: Command) -> None:
+def test_empty_folder_or_leftover_of_killed_start_is_used(tmp_path: Path, lab: Path, command: Command) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").write_text('{"pid": 1, "host": "x"}')
     (tmp_path / "run" / ".tmp-run.yaml-77").write_text("cut")
@@ -100,7 +100,7 @@ def test_an_empty_folder_and_the_rest_of_a_killed_start_are_taken(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["model/a.txt", "checkpoint-4/a.txt"])
-def test_a_persons_file_where_a_run_would_write_is_refused(name: str, stopped: Path, command: Command) -> None:
+def test_run_refuses_folder_with_conflicting_user_file(name: str, stopped: Path, command: Command) -> None:
     (stopped / name).parent.mkdir(exist_ok=True)
     (stopped / name).write_text("mine")
     before = tree(stopped)
@@ -109,9 +109,7 @@ def test_a_persons_file_where_a_run_would_write_is_refused(name: str, stopped: P
     assert f"contains {name.split('/')[0]}, which tunesmith did not write" in told
 
 
-def test_other_files_in_a_run_folder_are_left_alone_through_resume_and_rotation(
-    stopped: Path, command: Command
-) -> None:
+def test_resume_and_rotation_keep_unrelated_files(stopped: Path, command: Command) -> None:
     mine = ["notes.txt", "checkpoint-3/notes.txt", "best/notes.txt", "data/rows.csv", "checkpoint-old/x", "link"]
     for name in mine[:-1]:
         (stopped / name).parent.mkdir(exist_ok=True)
@@ -126,7 +124,7 @@ def test_other_files_in_a_run_folder_are_left_alone_through_resume_and_rotation(
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "socket", "folder"])
 @pytest.mark.parametrize("name", ["journal.jsonl", ".lock", "run.yaml", "report.html", "curves.png"])
-def test_what_is_no_plain_file_at_a_name_of_ours_is_refused_at_once(
+def test_special_files_in_run_folder_are_refused(
     name: str, kind: str, stopped: Path, tmp_path: Path, command: Command
 ) -> None:
     make_special(stopped / name, kind, tmp_path / "mine.txt")
@@ -146,7 +144,7 @@ def make_special(path: Path, kind: str, mine: Path) -> None:
         path.mkdir()
     else:
         with socket.socket(socket.AF_UNIX) as server:
-            os.chdir(path.parent)  # the name of a socket is short
+            os.chdir(path.parent)  # socket paths must be short
             server.bind(path.name)
 
 
@@ -159,7 +157,7 @@ def back() -> Iterator[None]:
 
 @pytest.mark.parametrize("verb", ["report", "doctor", "resume"])
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_a_journal_that_is_no_file_is_an_error_of_every_command(
+def test_event_log_that_is_no_file_is_an_error(
     verb: str, kind: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_special(ended / "journal.jsonl", kind, tmp_path / "mine.txt")
@@ -171,7 +169,7 @@ def test_a_journal_that_is_no_file_is_an_error_of_every_command(
     ("verb", "name"), [("report", "curves.png"), ("report", "curves.svg"), ("report", "report.html")]
 )
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_pictures_and_reports_replace_only_plain_files(
+def test_plots_and_reports_replace_only_regular_files(
     verb: str, name: str, kind: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_special(ended / name, kind, tmp_path / "mine.txt")
@@ -182,7 +180,7 @@ def test_pictures_and_reports_replace_only_plain_files(
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
-def test_planted_temporary_names_are_not_followed(ended: Path, tmp_path: Path) -> None:
+def test_planted_temporary_links_are_not_followed(ended: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     for name in (".report.html.tmp", f".tmp-report.html-{os.getpid()}", f".tmp-curves.png-{os.getpid()}"):
         (ended / name).symlink_to(tmp_path / "mine.txt")
@@ -190,9 +188,7 @@ def test_planted_temporary_names_are_not_followed(ended: Path, tmp_path: Path) -
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
-def test_an_output_that_is_asked_for_replaces_a_file_whole_and_never_a_link_or_folder(
-    lab: Path, ended: Path, tmp_path: Path
-) -> None:
+def test_output_replaces_only_regular_files(lab: Path, ended: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "old.html").write_text("old")
     (tmp_path / "link.html").symlink_to("old.html")
@@ -205,8 +201,8 @@ def test_an_output_that_is_asked_for_replaces_a_file_whole_and_never_a_link_or_f
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link.html", "new.html", "old.html", "out", "run"]
 
 
-def test_a_second_name_of_the_journal_keeps_its_bytes(stopped: Path, tmp_path: Path, command: Command) -> None:
-    """`cp -al` makes a copy of a run folder that shares its files."""
+def test_hard_link_to_event_log_is_unchanged(stopped: Path, tmp_path: Path, command: Command) -> None:
+    """`cp -al` copies a run folder with hard links to its files."""
     for name in ("journal.jsonl", ".lock"):
         os.link(stopped / name, tmp_path / f"copy{name}")
     before = {p.name: p.read_bytes() for p in tmp_path.glob("copy*")}
@@ -215,23 +211,21 @@ def test_a_second_name_of_the_journal_keeps_its_bytes(stopped: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("where", ["base", ".", "base/run"])
-def test_the_output_folder_is_apart_from_the_model(where: str, lab: Path, command: Command) -> None:
+def test_output_folder_cannot_be_the_model_folder(where: str, lab: Path, command: Command) -> None:
     before = tree(lab / "base")
     code, told = command(lab / where)
     assert (code, tree(lab / "base")) == (4, before)
     assert "what --model_name_or_path reads" in told
 
 
-def test_the_model_of_a_run_is_not_trained_on_into_the_same_run(stopped: Path, lab: Path, command: Command) -> None:
+def test_model_of_a_run_cannot_be_trained_into_same_run(stopped: Path, lab: Path, command: Command) -> None:
     before = tree(stopped)
     assert command(stopped, "--model_name_or_path", str(stopped / "checkpoint-3"))[0] == 4
     assert tree(stopped) == before
 
 
 @pytest.mark.parametrize("gone", ["report.html", "environment.json", "journal.jsonl", "README.md", None])
-def test_a_finished_run_without_its_checkpoints_is_not_written_over(
-    gone: str | None, ended: Path, command: Command
-) -> None:
+def test_finished_run_without_checkpoints_is_not_overwritten(gone: str | None, ended: Path, command: Command) -> None:
     for folder in RunDir(ended).checkpoints():
         shutil.rmtree(folder)
     if gone is not None:
@@ -242,7 +236,7 @@ def test_a_finished_run_without_its_checkpoints_is_not_written_over(
     assert ("without their event log" if gone == "journal.jsonl" else "of a different config") in told
 
 
-def test_a_journal_that_is_gone_is_told_on_resume(stopped: Path, command: Command) -> None:
+def test_missing_event_log_is_reported_on_resume(stopped: Path, command: Command) -> None:
     (stopped / "journal.jsonl").unlink()
     code, told = command(stopped)
     assert code == 0
@@ -252,14 +246,14 @@ def test_a_journal_that_is_gone_is_told_on_resume(stopped: Path, command: Comman
     assert [e.step for e in events if isinstance(e, StepDone)] == [4]
 
 
-def test_resuming_where_no_checkpoint_is_is_an_error(tmp_path: Path, command: Command) -> None:
+def test_resume_without_checkpoint_is_an_error(tmp_path: Path, command: Command) -> None:
     code, told = command(tmp_path / "run", "--resume_from_checkpoint", "true")
     assert code == 5
     assert "contains no checkpoint to resume from" in told
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tilde_is_the_home_folder_in_flags_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_is_expanded_in_flags_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "c.yaml").write_text('output_dir: "~/runs/a"\ntrain_file: ~/rows.csv\ncache_dir: ~/cache\n')
     config = load_config(tmp_path / "c.yaml", {"model_name_or_path": "~/base"})
@@ -269,20 +263,20 @@ def test_a_tilde_is_the_home_folder_in_flags_and_files(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("option", ["output_dir", "cache_dir", "train_file"])
-def test_a_home_folder_that_is_unknown_is_an_error(option: str, command: Command, tmp_path: Path) -> None:
+def test_unknown_home_folder_is_an_error(option: str, command: Command, tmp_path: Path) -> None:
     code, told = command(tmp_path / "run", f"--{option}", "~no-such-person/x")
     assert code == 2
     assert "~no-such-person is not a home folder" in told
 
 
 @pytest.mark.parametrize("name", ["../../x", "/abs", "..", ".", "a/b", "a\\b", " ", "a\nb", "a\x7fb"])
-def test_a_run_name_never_leaves_the_folder_of_runs(name: str, lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_name_cannot_leave_output_folder(name: str, lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--train_file", str(lab / "rows.csv"), f"--run_name={name}"]) == 2
     assert "cannot be the name of a folder in runs/" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [os.fsdecode(b"run-\xff"), "a\0b", "x" * 300])
-def test_a_folder_name_that_cannot_be_used_is_a_named_error(name: str, tmp_path: Path, command: Command) -> None:
+def test_unusable_folder_name_is_reported(name: str, tmp_path: Path, command: Command) -> None:
     code, told = command(f"{tmp_path}/{name}")
     assert code == (4 if len(name) == 300 else 2)
     assert "unexpected" not in told
@@ -298,14 +292,14 @@ def test_free_folder_skips_folders_in_use(ended: Path, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "predictions.parquet"])
-def test_predictions_do_not_replace_a_file_of_a_run(name: str, ended: Path, lab: Path) -> None:
+def test_predictions_cannot_replace_files_of_a_run(name: str, ended: Path, lab: Path) -> None:
     before = (ended / name).read_bytes()
     assert main(["predict", str(ended), "--input", str(lab / "rows.csv"), "--output", str(ended / name)]) == 4
     assert (ended / name).read_bytes() == before
 
 
 @pytest.mark.parametrize("verb", ["report", "predict"])
-def test_an_output_below_a_file_is_a_named_error(
+def test_output_below_a_file_is_reported(
     verb: str, ended: Path, lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
@@ -314,7 +308,7 @@ def test_an_output_below_a_file_is_a_named_error(
     assert "unexpected" not in capsys.readouterr().err
 
 
-def test_predictions_of_hostile_cells_come_back_through_the_command(ended: Path, tmp_path: Path) -> None:
+def test_predictions_of_hostile_cells_survive_a_round_trip(ended: Path, tmp_path: Path) -> None:
     cells = ["a\rb", "\n=1", "＝1", ' "q" ', "x\r\ny", "a\u2028b"]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": cell}) + "\n" for cell in cells))
     words = ["predict", str(ended), "--input", str(tmp_path / "in.jsonl"), "--use_cpu", "--output"]
@@ -323,7 +317,7 @@ def test_predictions_of_hostile_cells_come_back_through_the_command(ended: Path,
         assert read_predictions(tmp_path / name)["text"] == cells
 
 
-def test_a_cache_in_the_run_folder_is_not_in_the_way(lab: Path, tmp_path: Path, command: Command) -> None:
+def test_cache_inside_run_folder_is_allowed(lab: Path, tmp_path: Path, command: Command) -> None:
     cache = ["--cache_dir", str(tmp_path / "run" / "cache"), "--max_steps", "1"]
     (tmp_path / "bad.csv").write_text("text,label\na,b\n")
     assert command(tmp_path / "run", *cache, "--train_file", str(tmp_path / "bad.csv"))[0] == 3

@@ -1,4 +1,4 @@
-"""The front door: verbs, exit codes, one line for an error."""
+"""The command line: commands, exit codes, and errors in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunesmith.cli.main import explain, list_verbs, main
 
 @pytest.fixture
 def verb(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a verb `train` into the build that does what the test wants."""
+    """Return a function that replaces the command `train`."""
 
     def put(action: Any) -> None:
         module = types.ModuleType("tunesmith.cli.train", "Stand-in for a verb.")
@@ -55,7 +55,7 @@ def raising(error: BaseException) -> Any:
         (type("PanicException", (BaseException,), {})("rust"), 3),
     ],
 )
-def test_an_error_ends_with_its_exit_code_and_one_line(
+def test_error_prints_one_line_and_returns_exit_code(
     verb: Any, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
 ) -> None:
     verb(raising(error))
@@ -66,7 +66,7 @@ def test_an_error_ends_with_its_exit_code_and_one_line(
     assert shown.err.count("\n") == 1
 
 
-def test_an_unexpected_error_says_how_to_see_the_traceback(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_error_explains_how_to_see_traceback(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
     verb(raising(RuntimeError("two\nlines")))
     assert main(["train"]) == 1
     assert capsys.readouterr().err == (
@@ -75,7 +75,7 @@ def test_an_unexpected_error_says_how_to_see_the_traceback(verb: Any, capsys: py
 
 
 @pytest.mark.parametrize("words", [["train", "--debug"], ["--debug", "train"]])
-def test_debug_shows_the_traceback_and_keeps_the_exit_code(
+def test_debug_prints_traceback_and_keeps_exit_code(
     verb: Any, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     verb(raising(errors.DataError("bad row")))
@@ -85,7 +85,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(
     assert shown.endswith("tunesmith: error: bad row\n")
 
 
-def test_a_verb_gets_its_arguments_and_gives_the_exit_code(verb: Any) -> None:
+def test_command_gets_arguments_and_returns_exit_code(verb: Any) -> None:
     seen: list[Any] = []
     verb(lambda args: seen.append((args.number, args.debug)) or 5)
     assert main(["train", "--number", "3"]) == 5
@@ -103,7 +103,7 @@ def test_a_verb_gets_its_arguments_and_gives_the_exit_code(verb: Any) -> None:
         ),
     ],
 )
-def test_an_unknown_command_gets_the_nearest_one(
+def test_unknown_command_suggests_nearest_name(
     verb: Any, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     verb(lambda args: 0)
@@ -111,7 +111,7 @@ def test_an_unknown_command_gets_the_nearest_one(
     assert capsys.readouterr().err == f"tunesmith: error: {message}\n"
 
 
-def test_no_command_shows_the_overview_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_prints_overview_and_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     bare = capsys.readouterr().out
     assert main(["--help"]) == 0
@@ -119,9 +119,7 @@ def test_no_command_shows_the_overview_and_is_a_usage_error(capsys: pytest.Captu
     assert all(f"\n  {name:<12}" in bare for name in list_verbs())
 
 
-def test_notes_go_to_stderr_while_a_command_runs_and_nothing_stays_behind(
-    verb: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_notes_go_to_stderr_and_logging_is_restored(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("tunesmith")
     before = (list(logger.handlers), logger.level, logger.propagate)
     verb(lambda args: logging.getLogger("tunesmith.config.load").warning("an old name") or 0)
@@ -130,5 +128,5 @@ def test_notes_go_to_stderr_while_a_command_runs_and_nothing_stays_behind(
     assert (list(logger.handlers), logger.level, logger.propagate) == before
 
 
-def test_an_error_without_a_message_still_has_a_line() -> None:
+def test_error_without_message_prints_a_line() -> None:
     assert explain(RuntimeError())[1].startswith("error: unexpected RuntimeError: no message")

@@ -1,4 +1,4 @@
-"""As someone does on the first day: two commands that work, and ten that cannot, each answered in one line."""
+"""The first day of a user: two commands that work, and ten errors, each reported in one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunesmith.cli.main import main
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a table, a model, and files that are wrong in one way each."""
+    """Return a folder with a table, a model, and files with one error each."""
     folder = tmp_path_factory.mktemp("home")
     rows = [{"comment": text, "verdict": "good" if good else "bad"} for text, good in sentences(80)]
     save_tiny_bert(folder / "tiny")
@@ -33,15 +33,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tunesmith(home: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command in the folder."""
+    """Return a function that runs a command in the folder and returns exit code, stdout and stderr."""
     with contextlib.chdir(home):
         code = main(words)
     return code, *capsys.readouterr()
 
 
-def test_a_table_with_string_labels_trains_and_predicts_with_two_commands(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_commands_train_and_predict_string_labels(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = tunesmith(home, capsys, "train", "--train_file", "comments.csv", "--model_name_or_path", "tiny")
     assert code == 0, err
     assert "Text: column 'comment'" in err
@@ -95,20 +93,18 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_call_gets_one_clear_line_and_the_right_code(
-    case: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_call_prints_one_line_and_exit_code(case: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words, code, text = WRONG[case]
     found, out, err = tunesmith(home, capsys, *words)
     assert (found, out) == (code, "")
     assert err.startswith("tunesmith: error: ")
     assert err.count("\n") == 1, err
     assert text in err
-    assert not (home / "never").exists(), "a run that cannot start leaves nothing behind"
+    assert not (home / "never").exists(), "a run that cannot start leaves no files"
 
 
 LIGHT = ("missing column", "one label", "no header", "unreadable run folder")
-"""Wrong calls that are answered without torch."""
+"""Wrong calls that are reported without importing torch."""
 BROKEN_TORCH = """
 import json, sys
 from importlib.abc import Loader, MetaPathFinder
@@ -128,14 +124,14 @@ print([main(words) for words in json.loads(sys.argv[1])])
 """
 
 
-def test_a_wrong_table_is_reported_before_torch_is_imported(home: Path) -> None:
+def test_wrong_table_is_reported_before_torch_import(home: Path) -> None:
     words = json.dumps([WRONG[case][0] for case in LIGHT])
     command = [sys.executable, "-c", BROKEN_TORCH, words]
     done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=patient(120), check=False)
     assert done.stdout == f"{[WRONG[case][1] for case in LIGHT]}\n", done.stderr
 
 
-def test_the_delimiter_that_the_error_names_works(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_delimiter_suggested_by_error_works(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = tunesmith(home, capsys, "audit", "semicolons.csv", "--delimiter", "semicolon")
     assert code in (0, 3), err
     assert "delimiter" not in err

@@ -1,4 +1,4 @@
-"""Whether a tokenizer fits its model, told before anything is computed."""
+"""A tokenizer that doesn't match its model is reported before anything is computed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from tunesmith.cli.main import main
 
 
 @pytest.mark.parametrize("verb", ["train", "predict"])
-def test_a_segment_that_the_model_does_not_have_is_named(
-    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_segment_embedding_is_reported(tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
 
     model = save_tiny_bert(tmp_path / "model", labels=("0", "1") if verb == "predict" else None, type_vocab_size=1)
     rows = [{"sentence1": f"the film {i}", "sentence2": f"a book {i}", "label": i % 2} for i in range(20)]

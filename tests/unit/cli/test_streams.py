@@ -1,4 +1,4 @@
-"""stdout and stderr closed, full, broken or ASCII only; and what a launcher says. Real processes of verbs that need no torch."""
+"""Closed, full, broken or ASCII-only stdout and stderr, and launcher variables; in processes of commands that need no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunesmith.runs.folder import Launch, read_launch
 
 
 def shell(line: str, folder: Path, **environ: str) -> Any:
-    """What a shell makes of a line in which $T is the tunesmith command."""
+    """Run a line in a shell; $T is the tunesmith command."""
     environ = {**os.environ, "T": f"{sys.executable} -m tunesmith", **environ}
     return subprocess.run(["bash", "-c", line], cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
@@ -32,9 +32,7 @@ def shell(line: str, folder: Path, **environ: str) -> Any:
         ("$T nope 2>/dev/full", 2, ""),
     ],
 )
-def test_a_stream_that_cannot_be_written_ends_with_the_right_code(
-    line: str, code: int, said: str, tmp_path: Path
-) -> None:
+def test_unwritable_stream_exits_with_documented_code(line: str, code: int, said: str, tmp_path: Path) -> None:
     ended = shell(line, tmp_path)
     assert ended.returncode == code, ended.stderr
     assert said in ended.stderr
@@ -42,7 +40,7 @@ def test_a_stream_that_cannot_be_written_ends_with_the_right_code(
     assert "Exception ignored" not in ended.stderr
 
 
-def test_a_reader_that_has_gone_is_no_traceback() -> None:
+def test_closed_pipe_prints_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "tunesmith", "--help"]
@@ -51,13 +49,13 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
-def test_a_name_that_an_ascii_stream_cannot_hold_is_escaped(tmp_path: Path) -> None:
+def test_non_ascii_name_is_escaped_on_ascii_stream(tmp_path: Path) -> None:
     ended = shell("$T train --train_file n\u00f6.csv", tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="1")
     assert ended.returncode == 3, ended.stderr
     assert "n\\xf6.csv: no such file" in ended.stderr
 
 
-def test_a_closed_stderr_is_never_a_file_of_ours(tmp_path: Path) -> None:
+def test_closed_stderr_does_not_write_into_run_files(tmp_path: Path) -> None:
     code = "from tunesmith.cli.main import prepare_streams; prepare_streams(); print(open('x', 'w').fileno() > 2)"
     assert shell(f'{sys.executable} -c "{code}" 2>&- <&-', tmp_path).stdout == "True\n"
 
@@ -76,18 +74,14 @@ def test_a_closed_stderr_is_never_a_file_of_ours(tmp_path: Path) -> None:
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK is 2 and WORLD_SIZE 2"),
     ],
 )
-def test_a_launcher_that_makes_no_sense_is_told_with_exit_2(
-    variables: dict[str, str], said: str, tmp_path: Path
-) -> None:
+def test_inconsistent_launcher_variables_exit_2(variables: dict[str, str], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"torchrun or accelerate launch") as error:
         read_launch(variables)
     assert said in str(error.value)
     assert error.value.exit_code == 2
 
 
-def test_a_malformed_rank_ends_the_command_with_exit_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_malformed_rank_exits_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RANK", "abc")
     assert main(["train", "--train_file", "x.csv"]) == 2
     assert "the variable RANK is 'abc'" in capsys.readouterr().err

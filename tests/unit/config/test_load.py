@@ -1,4 +1,4 @@
-"""Files and flags become one checked config; every problem is reported with its place."""
+"""Files and flags become one validated config; every problem is reported with its location."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def problems_of(file: str | None, flags: dict[str, Any] | None = None, **options
     return caught.value.problems or (str(caught.value),)
 
 
-def test_flags_win_over_the_file_and_file_over_defaults(write: Any) -> None:
+def test_flags_override_file_and_file_overrides_defaults(write: Any) -> None:
     file = write("train_file: a.csv\nseed: 7\nlearning_rate: 1e-4\n")
     config = load_config(file, {"seed": "8"})
     assert (config.seed, config.learning_rate, config.num_train_epochs) == (8, 1e-4, None)
     assert (config.decided.learning_rate, config.decided.num_train_epochs) == (1e-4, 3.0)
 
 
-def test_yaml_is_read_by_the_type_of_the_option(write: Any) -> None:
+def test_yaml_values_are_parsed_by_option_type(write: Any) -> None:
     config = load_config(
         write(
             "train_file: 2024-01-01\nlearning_rate: 1e-5\nlabel_column_name: no\nencoding: null\n"
@@ -93,7 +93,7 @@ def test_missing_training_data_is_a_problem(write: Any) -> None:
         ("x" * (MAX_BYTES + 1), "run.yaml: is larger than 1,000,000 bytes. Is it a data file?"),
     ],
 )
-def test_yaml_that_is_no_plain_config_is_refused(write: Any, text: Any, message: str) -> None:
+def test_yaml_beyond_plain_config_is_refused(write: Any, text: Any, message: str) -> None:
     assert problems_of(write(text)) == (message,)
     assert not Path("canary").exists()
 
@@ -103,7 +103,7 @@ def test_empty_yaml_file_is_an_empty_config(write: Any, text: str) -> None:
     assert load_config(write(text), need_data=False) == RunConfig()
 
 
-def test_thousands_of_names_are_not_a_config(write: Any) -> None:
+def test_config_with_thousands_of_names_is_refused(write: Any) -> None:
     text = "".join(f"key{i}: 1\n" for i in range(2000))
     assert problems_of(write(text)) == ("run.yaml: contains more than 500 names. Is it a data file?",)
 

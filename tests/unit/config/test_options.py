@@ -1,4 +1,4 @@
-"""The options of a run: types, problems with their way out, and YAML that reads back equal."""
+"""The options of a run: types, problems with their fix, and YAML that reads back equal."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_any_number_survives_yaml(number: float) -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from([".yaml", ".yml"]))
-def test_any_bytes_end_in_entries_or_a_config_error(
+def test_any_bytes_parse_or_raise_config_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str
 ) -> None:
     file = tmp_path_factory.getbasetemp() / f"fuzz{suffix}"
@@ -179,13 +179,13 @@ def _schedule(kind: str, **options: Any) -> dict[str, Any]:
         ({"report_to": ("tensorbord",)}, "report_to: 'tensorbord' is not a known tracker. Did you mean 'tensorboard'?"),
     ],
 )
-def test_impossible_config_is_one_line_with_a_way_out(options: dict[str, Any], start: str) -> None:
+def test_impossible_config_is_reported_with_a_fix(options: dict[str, Any], start: str) -> None:
     (problem,) = find_problems(RunConfig(**{**GOOD, **options}))
     assert problem.startswith(start)
     assert ". " in problem, "no advice"
 
 
-def test_problem_begins_with_the_place_of_the_option() -> None:
+def test_problem_starts_with_location_of_the_option() -> None:
     config = RunConfig(**GOOD, seed=-1, learning_rate=-1.0)
     found = find_problems(config, wheres={"seed": "run.yaml:3:1", "learning_rate": "--learning_rate"})
     assert [line.split(" is ")[0] for line in found] == ["--learning_rate: -1.0", "run.yaml:3:1: seed: -1"]
@@ -204,5 +204,5 @@ def test_problem_begins_with_the_place_of_the_option() -> None:
         {"train_file": None, "dataset_name": "glue", "dataset_config_name": "mrpc", "train_split_name": "train"},
     ],
 )
-def test_possible_config_has_no_problem(options: dict[str, Any]) -> None:
+def test_valid_config_has_no_problem(options: dict[str, Any]) -> None:
     assert find_problems(RunConfig(**{**GOOD, **options})) == ()

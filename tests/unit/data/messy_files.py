@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Files as people have them, written here: each with the columns and the task that a person would see in it, or a question."""
+"""Realistic messy files, each with the columns and task that a person would recognize, or a question."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GERMAN = (
 
 @dataclass(frozen=True)
 class Messy:
-    """`expected`: text columns, label column and task as they should be found; None: a question that names `ready`."""
+    """A file. `expected`: text columns, label column and task to be found; None: a question that suggests `ready`."""
 
     name: str
     write: Callable[[Path], None]
@@ -33,25 +33,25 @@ class Messy:
 
 
 def found(name: str, expected: str, write: Callable[[Path], None]) -> Messy:
-    """A file that is read; `expected` is "text columns > label > task"."""
+    """Describe a file that is read; `expected` is "text columns > label > task"."""
     text, label, task = expected.split(" > ")
     return Messy(name, write, (tuple(text.split(",")), label, task))
 
 
 def asked(name: str, ready: str, write: Callable[[Path], None]) -> Messy:
-    """A file that is asked about."""
+    """Describe a file that leads to a question."""
     return Messy(name, write, ready=ready)
 
 
 def sentence(i: int) -> str:
-    """A ticket, different for each i."""
+    """Return a ticket, different for each i."""
     return f"The {SUBJECTS[i % 8]} {STATES[i % 4]}, ticket {i} from floor {i * 7 % 40}"
 
 
 def table(
     columns: dict[str, Callable[[int], Any]], rows: int = 60, *, sep: str = ",", head: str = "", code: str = "utf-8"
 ) -> Callable[[Path], None]:
-    """A writer of a file with separators; every cell that needs quotes has them."""
+    """Return a writer of a delimited file; every cell that needs quotes has them."""
 
     def cell(value: Any) -> str:
         text = str(value)
@@ -68,7 +68,7 @@ def table(
 def sheet(
     columns: dict[str, Callable[[int], Any]], rows: int = 40, more: tuple[str, ...] = ()
 ) -> Callable[[Path], None]:
-    """A writer of an xlsx file: the four parts a reader needs, strings inline, numbers as numbers; `more` sheets like it."""
+    """Return a writer of a minimal XLSX file: inline strings, numbers as numbers, and `more` sheets."""
     names = enumerate(("Data", *more), start=1)
     listed = "".join(f'<sheet name="{name}" sheetId="{k}" r:id="r1"/>' for k, name in names)
 
@@ -104,12 +104,12 @@ def sheet(
 
 
 def lines(rows: list[dict[str, Any]]) -> Callable[[Path], None]:
-    """A writer of a jsonl file."""
+    """Return a writer of a JSON Lines file."""
     return lambda path: path.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8") and None
 
 
 def pick(*values: Any) -> Callable[[int], Any]:
-    """One of the values, in no order that a row number would show."""
+    """Return a function that picks one of the values, unrelated to the row number."""
     return lambda i: random.Random(i * 31 + len(values)).choice(values)
 
 
@@ -118,14 +118,14 @@ ROWS = range(60)
 
 
 def text(write: str, code: str = "utf-8", end: str = "") -> Callable[[Path], None]:
-    """A writer of the lines of a template with {i}, {text} and {ab}."""
+    """Return a writer of lines from a template with {i}, {text} and {ab}."""
     ab = pick("a", "b")
     rows = "".join(write.format(i=i, text=sentence(i).replace(",", ""), ab=ab(i)) for i in ROWS)
     return lambda path: path.write_bytes((rows + end).encode(code)) and None
 
 
 def parquet(columns: dict[str, Callable[[int], Any]]) -> Callable[[Path], None]:
-    """A writer of a parquet file."""
+    """Return a writer of a Parquet file."""
 
     def write(path: Path) -> None:
         import pyarrow as pa
@@ -137,7 +137,7 @@ def parquet(columns: dict[str, Callable[[int], Any]]) -> Callable[[Path], None]:
 
 
 def headed(head: str, write: Callable[[Path], None]) -> Callable[[Path], None]:
-    """The writer with a line in front."""
+    """Return a writer that adds a first line."""
 
     def both(path: Path) -> None:
         write(path)
@@ -147,7 +147,7 @@ def headed(head: str, write: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 def one_object(value: Any) -> Callable[[Path], None]:
-    """A writer of one JSON value."""
+    """Return a writer of one JSON value."""
     return lambda path: path.write_text(json.dumps(value)) and None
 
 
@@ -182,7 +182,6 @@ GERMAN_ROWS = {"Beschreibung": lambda i: f"{GERMAN[i % 3]}, Vorgang {i}", "Kateg
 PHRASES = {"phrase_a": sentence, "phrase_b": lambda i: sentence(i + 1), "same": pick(0, 1)}
 ANSWERS = {"question": sentence, "answer": lambda i: sentence(i + 3), "ok": pick("yes", "no")}
 PANDAS = {"text": {str(i): sentence(i) for i in ROWS}, "label": {str(i): "ab"[i % 2] for i in ROWS}}
-SPLIT = {"columns": ["text", "label"], "index": [*ROWS], "data": [[sentence(i), "ab"[i % 2]] for i in ROWS]}
 SPLITS = {"train": [{"text": "a"}, {"text": "b"}], "test": [{"text": "c"}]}
 QUESTION = "How satisfied are you? Please explain."
 FORM = {
@@ -195,7 +194,7 @@ TOPICS = pick('["x", "y"]', '["y"]', "[]", '["z", "x"]')
 
 
 def tagged(*tags: str) -> Callable[[Path], None]:
-    """A writer of texts with several labels in one cell."""
+    """Return a writer of texts with several labels in one cell."""
     return table({"text": sentence, "tags": pick(*tags)})
 
 
@@ -216,13 +215,12 @@ FILES = [
     ),
     found("records.jsonl", "review > label > binary", RECORDS),
     found("pandas.json", "text > label > binary", one_object(PANDAS)),
-    found("split.json", "text > label > binary", one_object(SPLIT)),
     found("spaces.csv", "text > label > binary", headed("text, label\n", text("{text}, {ab}\n"))),
     found("excel.csv", "text > label > binary", headed("\ufefftext;label\n", text("{text};{ab}\n", end=";\n;\n"))),
     found("google.csv", f"{QUESTION} > Would you recommend us? > binary", table(FORM)),
-    found(
-        "places.parquet",
-        "text > label > multilabel",
+    asked(
+        "indicators.parquet",
+        "List the labels of each row",
         parquet({"text": sentence, "label": lambda i: [i % 2, i % 3 // 2, 1]}),
     ),
     asked(
@@ -254,7 +252,7 @@ FILES = [
     asked("emotions.csv", "--label_column_name joy,fear,anger", table(HOT)),
     asked("former.csv", "--label_column_name prediction", table(FORMER)),
     asked("survey.csv", "a second header line", headed("Answer,Rating\nOpen-Ended,Response\n", text("{text},{ab}\n"))),
-    asked("total.csv", "is it a total or a note", headed("text,label\n", text("{text},{ab}\n", end="Total,60\n"))),
+    asked("total.csv", "is it a total?", headed("text,label\n", text("{text},{ab}\n", end="Total,60\n"))),
     asked(
         "title.csv", "a title, not a header", headed("Feedback 2024,,\n,,\nid,text,label\n", text("{i},{text},{ab}\n"))
     ),

@@ -17,7 +17,7 @@ from conftest import token_lists
 from tunesmith.data.batches import Batches, Padding, TokenRows, epoch_order, evaluation_batches
 
 
-def test_rows_of_a_chunked_arrow_file_are_the_rows_written(tmp_path: Path) -> None:
+def test_chunked_arrow_file_reads_back_equal(tmp_path: Path) -> None:
     data = token_lists(57)
     table = pa.table({k: pa.array(v) for k, v in data.items()})
     with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -52,7 +52,7 @@ def test_ranks_share_each_window_without_overlap(world: int, accumulation: int) 
         assert all(len(b) <= 4 for w in windows for b in w.micro_batches)
 
 
-def test_skipped_windows_are_the_first() -> None:
+def test_skipped_windows_are_the_first_ones() -> None:
     batches = Batches(TokenRows.from_lists(token_lists(30)), Padding(), 4, seed=1)
     whole = [w.rows.tolist() for w in batches.windows(2)]
     assert [w.rows.tolist() for w in batches.windows(2, skip=5)] == whole[5:]
@@ -60,7 +60,7 @@ def test_skipped_windows_are_the_first() -> None:
 
 
 @pytest.mark.parametrize("sampling", ["random", "group_by_length"])
-def test_windows_prepared_ahead_are_the_same(sampling: Any) -> None:
+def test_prefetched_windows_are_equal(sampling: Any) -> None:
     plain = Batches(TokenRows.from_lists(token_lists(50)), Padding(), 4, seed=1, accumulation=2, sampling=sampling)
     for skip in (0, 3):
         pairs = zip(plain.windows(1, skip), replace(plain, ahead=3).windows(1, skip), strict=True)

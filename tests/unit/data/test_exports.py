@@ -1,4 +1,4 @@
-"""Exports of annotation tools, as their programs write them, are read without a conversion."""
+"""Exports of annotation tools are read without conversion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(path: Path, **options: Any) -> DataBundle:
 
 
 def label_studio(i: int) -> dict[str, Any]:
-    """A task of the default JSON export; the second annotator of every fourth task skipped it."""
+    """Return a task of the default JSON export; the second annotator skipped every fourth task."""
 
     def annotation(choice: str, *, cancelled: bool = False) -> dict[str, Any]:
         value = {
@@ -51,7 +51,7 @@ def label_studio(i: int) -> dict[str, Any]:
 
 
 def argilla_2(i: int) -> dict[str, Any]:
-    """A record of `dataset.records.to_json`: two of three annotators agree."""
+    """Return a record of `dataset.records.to_json`: two of three annotators agree."""
     users = [{"value": v, "user_id": f"u{k}"} for k, v in enumerate((LABEL(i), "other", LABEL(i)))]
     return {
         "id": str(i),
@@ -64,7 +64,7 @@ def argilla_2(i: int) -> dict[str, Any]:
 
 
 def argilla_flat(i: int) -> dict[str, Any]:
-    """A record of `to_datasets` (Argilla 2)."""
+    """Return a record of `to_datasets` (Argilla 2)."""
     return {
         "text": sentence(i),
         "sentiment.responses": [LABEL(i)],
@@ -72,18 +72,6 @@ def argilla_flat(i: int) -> dict[str, Any]:
         "sentiment.responses.status": ["submitted"],
         "sentiment.suggestion": "other",
     }
-
-
-def argilla_feedback(i: int) -> dict[str, Any]:
-    """A record of a FeedbackDataset (Argilla 1)."""
-    answer = [{"user_id": "u1", "value": LABEL(i), "status": "submitted"}]
-    return {"text": sentence(i), "sentiment": answer, "sentiment-suggestion": "other", "external_id": None}
-
-
-def argilla_1(i: int) -> dict[str, Any]:
-    """A text classification record of Argilla 1."""
-    row = {"text": sentence(i), "inputs": {"text": sentence(i)}, "prediction": [{"label": "other", "score": 0.3}]}
-    return {**row, "annotation": LABEL(i), "annotation_agent": "a", "status": "Validated", "multi_label": False}
 
 
 def doccano(i: int) -> dict[str, Any]:
@@ -96,7 +84,7 @@ def prodigy(i: int) -> dict[str, Any]:
     return {**row, "accept": [LABEL(i)], "answer": "accept"}
 
 
-EXPORTS = [label_studio, argilla_2, argilla_flat, argilla_feedback, argilla_1, doccano, prodigy]
+EXPORTS = [label_studio, argilla_2, argilla_flat, doccano, prodigy]
 
 
 @pytest.mark.parametrize("record", EXPORTS)
@@ -131,7 +119,7 @@ def test_export_with_unfinished_tasks_names_them(tmp_path: Path) -> None:
     assert [row.reasons for row in found.bad_rows] == [("sentiment: the label is missing",)] * 2
 
 
-def test_rejected_prodigy_answer_is_no_label(tmp_path: Path) -> None:
+def test_rejected_prodigy_answer_has_no_label(tmp_path: Path) -> None:
     answers = {4: "reject", 9: "ignore"}
     rows = [prodigy(i) | {"answer": answers.get(i, "accept")} for i in ROWS]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -151,6 +139,6 @@ def test_doccano_documents_without_a_label_are_asked_about(tmp_path: Path) -> No
     assert (found.labels.task.value, len(found.splits["train"])) == ("binary", 38)
 
 
-def test_rows_of_a_file_of_one_line_are_counted(tmp_path: Path) -> None:
+def test_rows_of_single_line_file_are_counted(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps([doccano(i) for i in ROWS]))
     assert load(tmp_path / "x.json").parts["train"].where(7).endswith("x.json:8")

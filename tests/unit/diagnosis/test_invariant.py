@@ -1,4 +1,4 @@
-"""A run whose score is not above the best constant beyond its error is never called healthy, whatever the task."""
+"""A run whose score doesn't exceed the constant baseline by more than its error is never healthy, for any task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_labels(task: Task, rows: int, draw: np.random.Generator) -> np.ndarray:
 def make_logits(
     task: Task, labels: np.ndarray, constant: BestConstant, skill: float, draw: np.random.Generator, noise_size: float
 ) -> np.ndarray:
-    """Answers that know about the labels as much as `skill`, around those of the constant or far from them."""
+    """Return logits that predict the labels with this skill, close to or far from the constant baseline's."""
     noise = draw.normal(size=(len(labels), WIDTH[task])) * noise_size
     if task is Task.REGRESSION:
         return constant.logits(len(labels)) + noise + skill * (labels[:, None] - labels.mean())
@@ -38,7 +38,7 @@ def make_logits(
 
 
 def make_run(task: Task, seed: int, skills: list[float], rows: int = 200, noise: float = 0.3) -> list[Event]:
-    """One evaluation an epoch, each as good as its skill; training gets better all the while."""
+    """Make one evaluation per epoch with the given skills; training always improves."""
     draw = np.random.default_rng(seed)
     labels, steps = make_labels(task, rows, draw), 40
     constant = BestConstant.of(task, make_labels(task, 900, np.random.default_rng(seed)), WIDTH[task])
@@ -61,7 +61,7 @@ def make_run(task: Task, seed: int, skills: list[float], rows: int = 200, noise:
 
 
 @pytest.mark.parametrize("task", list(Task))
-def test_a_run_at_chance_is_never_healthy_whatever_its_curves_and_settings(task: Task) -> None:
+def test_run_at_chance_level_is_never_healthy(task: Task) -> None:
     said = set()
     for seed in range(60):
         draw = np.random.default_rng(seed)
@@ -84,7 +84,7 @@ def test_a_run_at_chance_is_never_healthy_whatever_its_curves_and_settings(task:
 
 
 @pytest.mark.parametrize("task", list(Task))
-def test_a_run_that_learns_well_is_healthy_for_every_task(task: Task) -> None:
+def test_run_that_learns_well_is_healthy_for_every_task(task: Task) -> None:
     curves = curves_from_events(make_run(task, 3, [0.35, 0.8, 0.9], rows=400))
     found = diagnose(curves, {"learning_rate": 1e-4, "per_device_train_batch_size": 16})
     assert found[0].code == "healthy", found[0]
@@ -102,16 +102,16 @@ def test_curves_alone_at_chance_are_never_healthy(synthetic: SimpleNamespace) ->
         assert diagnose(curves_from_events(run), synthetic.CONFIG, label_counts=counts)[0].code != "healthy"
 
 
-def test_close_verdicts_are_named_with_their_probability() -> None:
+def test_close_verdicts_are_listed_with_probability() -> None:
     curves = curves_from_events(make_run(Task.BINARY, 5, [0.0, 0.0, 0.01], rows=300))
     found = diagnose(curves, {"learning_rate": 1e-5, "per_device_train_batch_size": 16})[0]
     likely = found.numbers["likelihoods"]
     assert sum(likely.values()) == pytest.approx(1.0, abs=0.25)
     assert list(likely.values()) == sorted(likely.values(), reverse=True)
-    beside = [code for code, p in likely.items() if p >= 0.15 and code != found.code]
-    assert beside
-    assert list(found.numbers["close"]) == beside[:2]
-    assert all(code.replace("_", " ") in found.doubt for code in beside[:2])
+    close = [code for code, p in likely.items() if p >= 0.15 and code != found.code]
+    assert close
+    assert list(found.numbers["close"]) == close[:2]
+    assert all(code.replace("_", " ") in found.doubt for code in close[:2])
 
 
 def evidence_of(labels: np.ndarray, predictions: np.ndarray, width: int) -> RowEvidence:
@@ -122,7 +122,7 @@ def evidence_of(labels: np.ndarray, predictions: np.ndarray, width: int) -> RowE
 
 
 @pytest.mark.parametrize("width", [2, 6])
-def test_answers_that_mean_other_labels_are_told_from_a_hard_task_and_from_labels_without_meaning(width: int) -> None:
+def test_swapped_labels_differ_from_hard_task_and_noise(width: int) -> None:
     draw, said = np.random.default_rng(0), []
     for share in (0.9, 0.3, 0.0):
         labels = draw.choice(width, 400, p=draw.dirichlet(np.full(width, 5.0)))
@@ -130,12 +130,12 @@ def test_answers_that_mean_other_labels_are_told_from_a_hard_task_and_from_label
         predictions = np.where(draw.random(400) < share, labels, guesses)
         said.append(turned(evidence_of(labels, predictions, width)))
         said.append(-turned(evidence_of((labels + 1) % width, predictions, width)) if share > 0.5 else -2.0)
-    assert max(said) < 1, "right answers, a hard task and chance are none of them"
-    assert min(said[1::2]) < -1, "labels turned by one are"
+    assert max(said) < 1, "correct predictions, a hard task and chance level are not detected"
+    assert min(said[1::2]) < -1, "shifted labels are detected"
 
 
-def test_few_validation_rows_that_cannot_tell_are_said_to_be_few() -> None:
-    """Training rows are known, and the validation score may be that of the constant as well as far above it."""
+def test_too_few_validation_examples_are_reported() -> None:
+    """Training examples are learned; the validation score may be that of the constant baseline or far above."""
     codes = []
     for seed in range(12):
         curves = curves_from_events(make_run(Task.BINARY, seed, [0.1, 0.12, 0.12], rows=40, noise=0.6))
@@ -146,11 +146,11 @@ def test_few_validation_rows_that_cannot_tell_are_said_to_be_few() -> None:
             assert found.severity == "info"
             assert found.advice[0].startswith("--folds 5")
             held = diagnose(curves, {"learning_rate": 1e-4, "validation_file": "v.csv"})[0]
-            assert "--folds" not in held.advice[0], "folds make their own validation rows"
+            assert "--folds" not in held.advice[0], "folds create the validation rows"
     assert "not_enough_evidence" in codes
 
 
 def test_rows_without_an_evaluation_are_not_enough_evidence() -> None:
-    """A journal that lost its evaluations and kept their rows, as in fuzz case 1:222."""
+    """An event log without evaluations but with their examples, as in fuzz case 1:222."""
     events = [e for e in make_run(Task.BINARY, 5, [0.5, 0.6]) if not isinstance(e, Evaluated)]
     assert diagnose(curves_from_events(events), {})[0].code == "not_enough_evidence"

@@ -1,4 +1,4 @@
-"""The fitted model of verdicts: it is fitted to the stored features, and impossible verdicts have no probability."""
+"""The verdict model is fitted to the stored features, and impossible verdicts have no probability."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_probabilities_are_of_known_verdicts_and_sum_to_one(features: Features) 
     assert next(iter(likely)) == "healthy"
 
 
-def test_what_is_ruled_out_has_no_probability(features: Features) -> None:
+def test_excluded_verdict_has_no_probability(features: Features) -> None:
     assert [is_possible(code, features) for code in ("healthy", "no_signal", "class_ignored")] == [True, False, False]
     likely = weigh_verdicts(features)
     assert likely["no_signal"] == likely["class_ignored"] == 0
 
 
 def test_packaged_model_is_fitted_to_the_stored_features() -> None:
-    """Its loss on the table is at its minimum: another table, other features or another penalty would leave a slope."""
+    """Its loss on the table is at the minimum; a different table, feature or penalty would have a nonzero gradient."""
     fit = SimpleNamespace(**runpy.run_path(str(ROOT / "bench" / "diagnose_fit.py")))
     stored = json.loads(MODEL_FILE.read_text())
     model = {k: np.array(v) for k, v in stored.items() if k not in ("features", "verdicts", "penalty")}

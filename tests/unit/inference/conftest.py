@@ -1,4 +1,4 @@
-"""A board and a prediction service on a loopback socket, over run folders of known content."""
+"""A board and a prediction service on a loopback socket, with known run folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKEN = "t" * 43
 
 
 class FakeModel:
-    """Says how long a text is; a text with "panic" ends like a Rust tokenizer does."""
+    """Model that predicts the length of a text; "panic" raises an exception like a Rust tokenizer's panic."""
 
     def __init__(self, columns: tuple[str, ...] = ("text",)) -> None:
         self.facts = SimpleNamespace(text_columns=columns, labels=LabelMap.for_classes(["short", "long"]))
@@ -50,7 +50,7 @@ class FakeModel:
 
 @dataclass
 class Served:
-    """A running server. `ask` is a client that has, by default, the token and the right origin."""
+    """A running server; by default, `ask` sends the token and the correct origin."""
 
     port: int
     service: Any
@@ -67,7 +67,7 @@ class Served:
     def ask(
         self, method: str, path: str, *, headers: dict[str, str] | None = None, body: bytes | None = None
     ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body; of a stream only the beginning."""
+        """Return status, headers and body; of a stream, only the beginning."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
@@ -84,7 +84,7 @@ class Served:
             connection.close()
 
     def post(self, path: str, data: Any, **more: str) -> tuple[int, Any]:
-        """Status and JSON of a good POST."""
+        """Return status and JSON of a valid POST."""
         headers = self.good() | {"Content-Type": "application/json"} | more
         status, _, body = self.ask("POST", path, headers=headers, body=json.dumps(data).encode())
         return status, json.loads(body)
@@ -94,7 +94,9 @@ def serve(root: Path, made: Any, model: Any = None) -> Iterator[Served]:
     listener = open_socket("127.0.0.1", 0)
     server = make_server(made, listener, Listen("127.0.0.1", 0, TOKEN))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    with mock.patch("tunesmith.inference.server.ARRIVED_SECONDS", 0.0):  # no client is left; test_workers.py drains one
+    with mock.patch(
+        "tunesmith.inference.server.ARRIVED_SECONDS", 0.0
+    ):  # no clients are left; test_workers.py tests draining
         thread.start()
         end = time.monotonic() + 10
         while not server.started and time.monotonic() < end:
@@ -110,38 +112,38 @@ def serve(root: Path, made: Any, model: Any = None) -> Iterator[Served]:
 
 @pytest.fixture
 def served(runs: Path) -> Iterator[Served]:
-    """A board over `runs`."""
+    """Start a board for `runs`."""
     yield from serve(runs, Board(runs))
 
 
 @pytest.fixture
 def fake() -> FakeModel:
-    """The model of `service`."""
+    """Return the model of `service`."""
     return FakeModel()
 
 
 @pytest.fixture
 def service(runs: Path, fake: FakeModel) -> Iterator[Served]:
-    """A prediction service with a short queue."""
+    """Start a prediction service with a short queue."""
     batcher = Batcher(LiveModel(RunDir(runs / "alpha").model, lambda folder: fake), max_waiting=8)
     yield from serve(runs, PredictionService(runs / "alpha", batcher), fake)
 
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A board that all tests of a file share, since none of them changes its runs."""
+    """Start a board that all tests of a file share; they must not change its runs."""
     root = make_runs(tmp_path_factory.mktemp("board"))
     yield from serve(root, Board(root))
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """The runs of `served`."""
+    """Return the folder with the runs of `served`."""
     return make_runs(tmp_path)
 
 
 def make_runs(tmp_path: Path) -> Path:
-    """Two finished runs, one with a model folder, and secrets around them."""
+    """Write two finished runs, one with a model folder, and secrets next to them."""
     root = tmp_path / "runs"
     events = synthetic_runs.make_run(
         [0.5, 0.3, 0.15], [0.45, 0.40, 0.46], accuracy=[0.78, 0.85, 0.86], steps_per_epoch=20

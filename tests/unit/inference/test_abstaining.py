@@ -20,7 +20,7 @@ from tunesmith.inference.service import PredictionService
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained run with 300 validation examples of which some have a wrong label, and files to predict."""
+    """Return a trained run with 300 validation examples, some with wrong labels, and files to predict."""
     folder = tmp_path_factory.mktemp("abstain")
     rows = [{"text": text, "label": "ab"[good]} for text, good in sentences(700)]
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def test_bulk_job_without_the_limit_is_a_different_job(home: Path) -> None:
     assert main(words) == 5
 
 
-def test_exported_model_and_server_answer_as_the_run(home: Path) -> None:
+def test_exported_model_and_server_match_the_run(home: Path) -> None:
     exported = home / "onnx"
     assert main(["export", str(home / "run"), "--to", "onnx", "--output", str(exported)]) == 0
     texts = pd.read_csv(home / "validation.csv")["text"].tolist()[:40]

@@ -36,7 +36,7 @@ def line(panels, key: str, name: str) -> dict[int, float | None]:
     return dict(zip(found["x"], found["y"], strict=True))
 
 
-def test_numbers_pushed_to_the_page_equal_the_journals_at_every_moment(tmp_path: Path) -> None:
+def test_pushed_numbers_always_equal_the_event_log(tmp_path: Path) -> None:
     events = make_run([0.5, 0.3, 0.2], [0.45, 0.4, 0.42], accuracy=[0.7, 0.8, 0.8], steps_per_epoch=40)
     live = LiveRun(RunDir(tmp_path))
     for begin in range(0, len(events), 17):
@@ -53,7 +53,7 @@ def test_numbers_pushed_to_the_page_equal_the_journals_at_every_moment(tmp_path:
     assert live.snapshot()["status"] == "finished"
 
 
-def test_a_run_that_goes_back_to_a_checkpoint_is_drawn_once(tmp_path: Path) -> None:
+def test_run_resumed_from_checkpoint_is_drawn_once(tmp_path: Path) -> None:
     events = make_run([0.5, 0.3], [0.45, 0.4], steps_per_epoch=20, ended=None)
     write(tmp_path, events)
     live = LiveRun(RunDir(tmp_path))
@@ -71,7 +71,7 @@ def test_a_run_that_goes_back_to_a_checkpoint_is_drawn_once(tmp_path: Path) -> N
     assert live.snapshot()["resumed_at"] == [20]
 
 
-def test_steps_that_are_not_finite_are_gaps_and_valid_json(tmp_path: Path) -> None:
+def test_nan_and_infinite_steps_are_gaps_in_valid_json(tmp_path: Path) -> None:
     write(tmp_path, make_run([0.5], [0.5], steps_per_epoch=30, nan_after=20))
     live = LiveRun(RunDir(tmp_path))
     live.poll()
@@ -83,7 +83,7 @@ def test_steps_that_are_not_finite_are_gaps_and_valid_json(tmp_path: Path) -> No
     json.loads(message, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-def test_a_run_that_goes_on_is_never_told_that_it_stopped_too_early(tmp_path: Path) -> None:
+def test_running_run_is_not_reported_as_stopped_early(tmp_path: Path) -> None:
     falling = {"train": [0.60, 0.52, 0.42], "validation": [0.59, 0.52, 0.44], "accuracy": [0.69, 0.74, 0.80]}
     write(tmp_path, make_run(**falling, planned_epochs=9, ended=None))
     live = LiveRun(RunDir(tmp_path))
@@ -91,11 +91,11 @@ def test_a_run_that_goes_on_is_never_told_that_it_stopped_too_early(tmp_path: Pa
         live.poll()
         assert live.snapshot()["status"] == "running"
         assert live.snapshot()["findings"][0]["code"] == "still_learning"
-    assert live.poll(), "the end of the process changes what is shown"
+    assert live.poll(), "the end of the process changes the status"
     assert live.snapshot()["findings"][0]["code"] == "stopped_too_early"
 
 
-def test_no_text_can_end_a_message() -> None:
+def test_text_cannot_end_a_server_sent_event() -> None:
     message = encode_message("run", {"note": "a\n\ndata: evil\r\n\u2028 é"})
     assert message.count(b"\n") == 3
     assert json.loads(message.split(b"data: ", 1)[1])["note"].startswith("a\n\ndata")
@@ -110,7 +110,7 @@ def test_no_text_can_end_a_message() -> None:
         ([Note(5, "x"), NonFinite(5, "loss", "loss", ())], None),
     ],
 )
-def test_only_a_last_word_is_an_end(tmp_path: Path, tail, ended: str | None) -> None:
+def test_only_a_final_event_ends_a_run(tmp_path: Path, tail, ended: str | None) -> None:
     first = [RunStarted("r", 0, 10, 10.0, 1.0, 80), StepDone(1, 0.1, None, None, 1e-5, 8, 8, 8, 0.1)]
     write(tmp_path, [*first, *tail])
     peek = peek_journal(tmp_path / "journal.jsonl")
@@ -149,14 +149,14 @@ def test_run_is_running_while_its_lock_is_held(tmp_path: Path, holder) -> None:
     assert status_of(run, "SIGTERM", 0.0) == status_of(run, "signal 15", 0.0) == "stopped"
 
 
-def test_a_linked_lock_file_is_not_followed(tmp_path: Path, holder) -> None:
+def test_symlinked_lock_file_is_not_followed(tmp_path: Path, holder) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / ".lock").symlink_to(tmp_path / ".lock")
     assert not is_running(RunDir(other))
 
 
-def test_the_index_finds_new_runs_and_forgets_removed_ones(runs: Path) -> None:
+def test_index_adds_new_runs_and_drops_removed_ones(runs: Path) -> None:
     index = RunIndex(runs)
     assert {row.id for row in index.rows()} == {"alpha", "beta"}
     make_folder(runs / "gamma", make_run([0.5], [0.5], steps_per_epoch=5), rows=12)
@@ -166,7 +166,7 @@ def test_the_index_finds_new_runs_and_forgets_removed_ones(runs: Path) -> None:
     assert {row.id for row in RunIndex(runs / "alpha").rows()} == {"alpha"}
 
 
-def test_a_row_says_what_the_folder_says(runs: Path) -> None:
+def test_list_row_matches_the_run_folder(runs: Path) -> None:
     (runs / "alpha" / "metrics.json").write_text(
         '{"validation": {"loss": {"value": 0.4}, "f1": {"value": 0.9, "low": 0.8, "high": 0.95}}}'
     )
@@ -176,7 +176,7 @@ def test_a_row_says_what_the_folder_says(runs: Path) -> None:
     assert (row.peek.step, row.peek.num_steps) == (60, 60)
 
 
-def test_the_token_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
+def test_token_file_is_readable_only_by_owner(tmp_path: Path) -> None:
     file = tmp_path / "state" / "token"
     token = load_token(file)
     assert len(token) >= 40
@@ -185,7 +185,7 @@ def test_the_token_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
     assert load_token(file, new=True) != token
     kept = load_token(file)
     file.chmod(0o644)
-    assert load_token(file) != kept, "a token that others could read is not a secret any more"
+    assert load_token(file) != kept, "a token that other users can read is not secret"
     target = tmp_path / "elsewhere"
     target.write_text("e" * 43)
     file.unlink()
@@ -200,7 +200,7 @@ def test_board_prints_its_token_only_on_a_terminal(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(server, "serve_forever", lambda board, listen, ready: ready("http://127.0.0.1:1"))
     assert main(["board", str(runs)]) == 0
-    assert load_token() not in capsys.readouterr().out, "stdout may be a log file"
+    assert load_token() not in capsys.readouterr().out, "stdout can be a log file"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["board", str(runs)]) == 0
     assert f"http://127.0.0.1:1/?token={load_token()}" in capsys.readouterr().out
@@ -222,7 +222,7 @@ JOURNALS = {
 
 
 @pytest.mark.parametrize("name", JOURNALS)
-def test_a_damaged_journal_is_a_row_that_says_so(served: Any, runs: Path, name: str) -> None:
+def test_damaged_event_log_is_reported_in_the_list(served: Any, runs: Path, name: str) -> None:
     bad = RunDir(runs / "beta")
     bad.journal_file.write_bytes(JOURNALS[name])
     rows = {row.id: row for row in RunIndex(runs).rows()}
@@ -232,7 +232,7 @@ def test_a_damaged_journal_is_a_row_that_says_so(served: Any, runs: Path, name: 
     assert_served(served)
 
 
-def test_infinities_are_gaps_and_no_damage(served: Any, runs: Path) -> None:
+def test_infinite_values_are_gaps_not_damage(served: Any, runs: Path) -> None:
     bad = RunDir(runs / "beta")
     bad.journal_file.write_bytes(STEP % b"Infinity" + (STEP % b"NaN").replace(b'"step": 1', b'"step": 2'))
     assert {row.id: row.problem for row in RunIndex(runs).rows()} == {"alpha": None, "beta": None}
@@ -243,14 +243,14 @@ METRICS = ("[" * 100_000, '{"test": {"accuracy": {"value": NaN, "low": "x", "hig
 
 
 @pytest.mark.parametrize("text", METRICS, ids=["nested", "not finite"])
-def test_a_damaged_metrics_file_does_not_take_the_list_down(served: Any, runs: Path, text: str) -> None:
+def test_damaged_metrics_file_does_not_break_the_list(served: Any, runs: Path, text: str) -> None:
     RunDir(runs / "beta").metrics_file.write_text(text)
     assert_served(served)
 
 
 @pytest.mark.parametrize("name", ["journal_file", "config_file", "metrics_file", "data_summary_file", "lock_file"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_pipe_or_a_device_in_place_of_a_file_hangs_nothing(served: Any, runs: Path, name: str, kind: str) -> None:
+def test_pipe_or_device_as_file_does_not_block(served: Any, runs: Path, name: str, kind: str) -> None:
     file: Path = getattr(RunDir(runs / "beta"), name)
     file.unlink(missing_ok=True)
     if kind == "pipe":
@@ -263,7 +263,7 @@ def test_a_pipe_or_a_device_in_place_of_a_file_hangs_nothing(served: Any, runs: 
 
 
 def assert_served(served: Any, report: int | None = None) -> None:
-    """Every page of both runs answers, and the list shows both."""
+    """Assert that all pages of both runs load and that the list shows both."""
     assert {row.id for row in RunIndex(served.root).rows()} == {"alpha", "beta"}
     assert served.ask("GET", "/")[0] == 200
     for path in ("/runs/beta", "/runs/beta/events", "/runs/beta/report"):

@@ -1,4 +1,4 @@
-"""Bulk prediction: each row once and in place, also after kills, truncated outputs and changed inputs."""
+"""Bulk prediction writes each row once and in order, even after kills, truncated outputs and changed inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four files of 60 rows: parquet of six row groups, csv, jsonl, gzipped jsonl."""
+    """Return four files of 60 rows: Parquet with six row groups, CSV, JSON Lines, and gzipped JSON Lines."""
     folder = tmp_path_factory.mktemp("data")
     pq.write_table(pa.Table.from_pylist(ROWS[:60]), folder / "a.parquet", row_group_size=10)
     write_csv(folder / "b.csv", ROWS[60:120])
@@ -75,7 +75,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def unbroken(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of a job that was not interrupted."""
+    """Return the output of an uninterrupted job."""
     output = tmp_path_factory.mktemp("unbroken") / "out"
     assert main(["predict", str(model), "--input", str(data / "*"), "--output", f"{output}/", "--use_cpu"]) == 0
     return output
@@ -162,7 +162,7 @@ def test_bulk_refuses_empty_texts_and_folders_with_other_files(model: Path, tmp_
     predictor = Predictor.load(model, use_cpu=True)
     job = BulkJob(find_inputs(str(file)), tmp_path / "out", ("text",), None, {})
     job.output.mkdir()
-    for stray in (".DS_Store", "Thumbs.db", "desktop.ini"):  # not counted as other files
+    for stray in (".DS_Store", "Thumbs.db", "desktop.ini"):  # ignored
         (job.output / stray).touch()
     with pytest.raises(DataError, match=r"x-00000\.jsonl, row 2: column 'text' is empty"):
         run_job(job, predictor)

@@ -1,4 +1,4 @@
-"""`tunesmith export`: what is published is as good as the original, runs without torch, and a bad graph is refused."""
+"""`tunesmith export`: exports match the original and run without torch; bad graphs are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXTS = [text for text, _ in sentences(40, 7)]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, and its ONNX export in run/export/onnx, made once: tracing takes seconds."""
+    """Return a run with an ONNX export in run/export/onnx; tracing takes seconds."""
     folder = tmp_path_factory.mktemp("home")
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(200)]
     finetune(
@@ -48,13 +48,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def traced(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The run, with the graph of the first export instead of a new trace."""
+    """Return the run; exports reuse the graph of the first one instead of tracing again."""
     graph = home / "run" / "export" / "onnx" / "onnx" / "model.onnx"
     monkeypatch.setattr(export, "write_onnx", lambda model, names, path: shutil.copyfile(graph, path))
     return home / "run"
 
 
-def test_an_exported_folder_answers_as_the_run_and_is_laid_out_as_peers_expect(home: Path) -> None:
+def test_export_matches_run_and_standard_layout(home: Path) -> None:
     folder = home / "run" / "export" / "onnx"
     ours, theirs = Predictor.load(home / "run", use_cpu=True), Predictor.load(folder)
     assert theirs.network.name == "onnxruntime on cpu"
@@ -77,7 +77,7 @@ def test_an_exported_folder_answers_as_the_run_and_is_laid_out_as_peers_expect(h
     assert "## Limits" in card
 
 
-def test_a_changed_graph_is_not_loaded(home: Path, tmp_path: Path) -> None:
+def test_modified_graph_is_not_loaded(home: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(home / "run" / "export" / "onnx", tmp_path / "onnx")
     graph = folder / "onnx" / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:-1] + b"x")
@@ -89,7 +89,7 @@ def test_int8_export_keeps_the_labels(traced: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(traced, use_cpu=True)
     rows = rows_of_run(RunDir(traced), predictor.facts)
     assert rows.split == "validation"
-    for name in (".tmp-int8-999999999", ".tmp-gone-int8-999999999"):  # of exports that were killed
+    for name in (".tmp-int8-999999999", ".tmp-gone-int8-999999999"):  # left by killed exports
         (tmp_path / name).mkdir()
     done = export_model_to(traced, "onnx-int8", tmp_path / "int8", rows)
     assert done.checked.refused is None
@@ -173,11 +173,13 @@ def test_bad_quantization_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_labels_that_change_too_often_are_refused_unless_they_are_allowed(traced: Path) -> None:
+def test_export_with_many_changed_labels_needs_permission(traced: Path) -> None:
     facts = Predictor.load(traced, use_cpu=True).facts
     before = np.tile(np.array([[2.0, -2.0], [-2.0, 2.0]], dtype=np.float32), (100, 1))
     after = before.copy()
-    after[[0, 1, 2, 3]] *= -1  # two errors are mended and two are made: nothing of the score, 2% of the labels
+    after[
+        [0, 1, 2, 3]
+    ] *= -1  # two errors become correct and two labels become errors: equal score, 2% of the labels change
     truth = np.tile([0, 1], 100)
     truth[[0, 2]] = 1
     rows = EvidenceRows("test", [TEXTS], truth)
@@ -188,7 +190,7 @@ def test_labels_that_change_too_often_are_refused_unless_they_are_allowed(traced
 
 @pytest.fixture
 def bare(home: Path, tmp_path: Path) -> dict[str, str]:
-    """An environment in which the base interpreter, started with -S, finds the packages of requirements.txt and no others."""
+    """Return an environment in which the base interpreter (-S) finds only the packages of requirements.txt."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "tunesmith").symlink_to(Path(tunesmith.__file__).parent)
@@ -201,9 +203,7 @@ def bare(home: Path, tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(site), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
 
 
-def test_an_exported_folder_predicts_with_the_packages_of_its_requirements_alone(
-    home: Path, tmp_path: Path, bare: dict[str, str]
-) -> None:
+def test_export_predicts_with_only_its_requirements(home: Path, tmp_path: Path, bare: dict[str, str]) -> None:
     folder = home / "run" / "export" / "onnx"
     file = write_csv(tmp_path / "new.csv", [{"id": str(i), "text": text} for i, text in enumerate(TEXTS)])
     code = f"""
@@ -232,7 +232,7 @@ sys.exit(code or main(["predict", {str(home / "run")!r}, "--text", "a"]) - 4)
     assert left <= {(".cache", "tunesmith")}, "onnxruntime kept an identifier to report its use with"
 
 
-def test_served_export_hides_its_key_and_the_printed_command_works(home: Path, tmp_path: Path) -> None:
+def test_served_export_hides_its_key_and_printed_command_works(home: Path, tmp_path: Path) -> None:
     folder = home / "run" / "export" / "onnx"
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "tunesmith", "serve", str(folder), "--port", "0"]
@@ -242,7 +242,7 @@ def test_served_export_hides_its_key_and_the_printed_command_works(home: Path, t
     printed = "".join(server.stdout.readline() for _ in range(3))
     key = (tmp_path / "tunesmith" / "serve-key").read_text()
     assert len(key) >= 40
-    assert key not in printed, "stdout may be a log file"
+    assert key not in printed, "stdout can be a log file"
     said = subprocess.run(["sh", "-c", printed], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(said.stdout)["results"][0]["label"] in ("good", "bad")
     server.send_signal(signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""Ray Data and Spark, each for real where it is installed: the answers of the predictor, in place.
+"""Ray Data and Spark, if installed, return the same predictions as the Predictor.
 
-Neither is a development dependency: 240 and 491 MB installed, and 10 to 20 s to start one.
+Neither is a development dependency: they need 240 and 491 MB, and take 10 to 20 s to start.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def expected(model: Path) -> tuple[list[str], list[float]]:
     return predictor.predict(TEXTS), predictor.probabilities(TEXTS)[:, 1].tolist()
 
 
-def test_a_batch_comes_back_with_the_answers_behind_its_columns(
-    model: Path, expected: tuple[list[str], list[float]]
-) -> None:
+def test_batch_is_returned_with_prediction_columns(model: Path, expected: tuple[list[str], list[float]]) -> None:
     predict = TunesmithPredictor(str(model), use_cpu=True)
     found = predict({"id": np.arange(300), "text": np.array(TEXTS, dtype=object)})
     assert list(found) == ["id", "text", "prediction", "prob_bad", "prob_good"]
@@ -47,7 +45,7 @@ def test_a_batch_comes_back_with_the_answers_behind_its_columns(
         predict({"words": np.array(TEXTS)})
 
 
-@pytest.mark.filterwarnings("default")  # the engine's own
+@pytest.mark.filterwarnings("default")  # from the engine itself
 def test_ray_data_maps_batches_over_actors(model: Path, expected: tuple[list[str], list[float]]) -> None:
     ray = pytest.importorskip("ray", reason="needs Ray (pip install 'ray[data]')")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, address="local")
@@ -68,8 +66,8 @@ def test_ray_data_maps_batches_over_actors(model: Path, expected: tuple[list[str
     np.testing.assert_allclose([row["prob_good"] for row in found], expected[1], atol=1e-6)
 
 
-@pytest.mark.filterwarnings("default")  # the engine's own
-def test_spark_adds_a_column_of_answers(
+@pytest.mark.filterwarnings("default")  # from the engine itself
+def test_spark_adds_a_prediction_column(
     model: Path, expected: tuple[list[str], list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyspark", reason="needs Spark (pip install pyspark, and Java 17)")

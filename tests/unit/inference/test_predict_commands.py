@@ -1,4 +1,4 @@
-"""`tunesmith predict` and `tunesmith evaluate` on a trained folder: columns kept, order kept, nothing a spreadsheet runs."""
+"""`tunesmith predict` and `tunesmith evaluate` on a trained folder keep columns and order; spreadsheets run no formulas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunesmith.pipeline.train import finetune
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a training file and a finished run."""
+    """Return a folder with a model, a training file and a finished run."""
     folder = tmp_path_factory.mktemp("home")
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(60)]
     model = save_tiny_bert(folder / "tiny")
@@ -89,13 +89,13 @@ def test_evaluate_prints_scores_as_json(home: Path, tmp_path: Path, capsys: pyte
     assert "n=20" in shown
 
 
-def test_one_text_is_answered_on_the_screen(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prediction_of_one_text_is_printed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(home / "run"), "--text", "the film was good", "--use_cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] in ("bad", "good")
     assert [line.split()[0] for line in lines[1:]] == [lines[0], "good" if lines[0] == "bad" else "bad"]
     assert main(["predict", str(home / "run"), "--text", "one", "--text_pair", "two", "--use_cpu"]) == 2
-    for text in ("", " \n"):  # as in a file, and as `serve` does
+    for text in ("", " \n"):  # as in a file and in `serve`
         assert main(["predict", str(home / "run"), "--text", text, "--use_cpu"]) == 2
     assert main(["predict", str(home / "run"), "--text", "", "--allow_empty_text", "--use_cpu"]) == 0
 
@@ -125,7 +125,7 @@ def test_sigterm_during_predict_exits_143_and_leaves_nothing(home: Path, tmp_pat
 
 @pytest.fixture(scope="module")
 def broken(home: Path) -> Path:
-    """A model whose answer is not a number as soon as a text holds the word "sour"."""
+    """Return a model that predicts NaN for texts with the word "sour"."""
     import shutil
 
     from safetensors.torch import load_file, save_file
@@ -135,13 +135,15 @@ def broken(home: Path) -> Path:
     folder = home / "broken"
     shutil.copytree(home / "run" / "model", folder, ignore=shutil.ignore_patterns("MANIFEST.json"))
     weights = load_file(folder / "model.safetensors")
-    weights["bert.embeddings.word_embeddings.weight"][WORDS.index("sour")] = 3e38  # finite: it overflows inside
+    weights["bert.embeddings.word_embeddings.weight"][WORDS.index("sour")] = (
+        3e38  # finite weights that overflow in the forward pass
+    )
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])
-def test_an_answer_that_is_not_a_number_is_no_class_but_an_error_that_names_the_row(
+def test_nan_prediction_is_an_error_with_its_row(
     verb: str, broken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = ["the film was good", "it is fine", "a sour meal", "the day was sour"]

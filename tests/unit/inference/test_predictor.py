@@ -1,4 +1,4 @@
-"""`Predictor` in a notebook: what it takes, what it gives, and what it refuses by name."""
+"""`Predictor` in a notebook: accepted inputs, results, and refused inputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_folder(home: Path, columns: tuple[str, ...] | None, labels: LabelMap) -
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model folders: single texts, pairs, a regression."""
+    """Return model folders for single texts, pairs and regression."""
     folder = tmp_path_factory.mktemp("models")
     three = LabelMap.for_classes(["bad", "fair", "good"])
     make_folder(folder / "one", ("text",), three)
@@ -55,13 +55,13 @@ def two(home: Path) -> Predictor:
     "form",
     [tuple, pd.Series, np.array, iter, lambda t: pd.DataFrame({"text": t, "id": [1, 2, 3]}), lambda t: {"text": t}],
 )
-def test_texts_may_come_as_series_arrays_and_tables(one: Predictor, form: Any) -> None:
+def test_predictor_accepts_series_arrays_and_tables(one: Predictor, form: Any) -> None:
     assert one.predict(form(TEXTS)) == one.predict(TEXTS)
     assert set(one.predict(TEXTS)) <= {"bad", "fair", "good"}
     assert one.predict([]) == []
 
 
-def test_predict_proba_is_a_table_with_label_names_and_the_index_of_the_series(one: Predictor) -> None:
+def test_predict_proba_keeps_label_names_and_index(one: Predictor) -> None:
     table = one.predict_proba(pd.Series(TEXTS, index=[7, 8, 9]))
     assert list(table.columns) == ["bad", "fair", "good"]
     assert list(table.index) == [7, 8, 9]
@@ -78,7 +78,7 @@ def test_predict_proba_is_a_table_with_label_names_and_the_index_of_the_series(o
         lambda: ([{"text": a, "text_pair": b} for a, b in zip(TEXTS, PAIRS, strict=True)], None),
     ],
 )
-def test_pairs_may_come_in_one_value(two: Predictor, form: Any) -> None:
+def test_predictor_accepts_pairs_as_one_argument(two: Predictor, form: Any) -> None:
     assert np.allclose(two.probabilities(*form()), two.probabilities(TEXTS, PAIRS))
 
 
@@ -96,19 +96,19 @@ def test_pairs_may_come_in_one_value(two: Predictor, form: Any) -> None:
         (pd.DataFrame({"x": ["a"], "y": ["b"], "z": ["c"]}), "no 'text', only x, y, z"),
     ],
 )
-def test_what_a_single_text_model_cannot_read_is_named(one: Predictor, given: Any, message: str) -> None:
+def test_unreadable_input_of_single_text_model_is_named(one: Predictor, given: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         one.predict(given)
 
 
-def test_two_bare_strings_are_not_taken_for_a_pair(two: Predictor) -> None:
+def test_two_strings_are_not_treated_as_a_pair(two: Predictor) -> None:
     with pytest.raises(DataError, match="expects text pairs"):
         two.predict(["first", "second"])
     with pytest.raises(DataError, match="2 texts but 1 pairs"):
         two.predict(["a", "b"], ["c"])
 
 
-def test_several_texts_and_the_best_labels_are_printed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_texts_print_their_top_labels(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(home / "one"), "--text", *TEXTS, "--top_k", "2", "--use_cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 9
@@ -122,7 +122,7 @@ def test_several_texts_and_the_best_labels_are_printed(home: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_stdin_is_read_and_stdout_written(
+def test_predict_reads_stdin_and_writes_stdout(
     form: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     rows = [{"note": str(i), "body": text} for i, text in enumerate(TEXTS)]

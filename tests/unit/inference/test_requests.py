@@ -39,9 +39,7 @@ POLICY = '<meta http-equiv="Content-Security-Policy" content="default-src &#39;n
         (json.dumps({"texts": ["panic"]}).encode(), 422, "cannot process"),
     ],
 )
-def test_a_bad_body_is_refused_with_a_reason_and_the_next_good_one_is_answered(
-    service, body: bytes, status: int, word: str
-) -> None:
+def test_invalid_body_is_refused_and_next_request_succeeds(service, body: bytes, status: int, word: str) -> None:
     headers = service.good() | {"Content-Type": "application/json"}
     got, _, answer = service.ask("POST", PREDICT, headers=headers, body=body)
     assert got == status, answer
@@ -50,7 +48,7 @@ def test_a_bad_body_is_refused_with_a_reason_and_the_next_good_one_is_answered(
 
 
 @pytest.mark.parametrize("more", [{"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}])
-def test_another_kind_of_body_is_refused(service, more: dict[str, str]) -> None:
+def test_unsupported_content_type_is_refused(service, more: dict[str, str]) -> None:
     assert service.post(PREDICT, {"texts": ["a"]}, **more)[0] == 415
 
 
@@ -73,19 +71,19 @@ def raw_post(service, head: list[str], parts: list[bytes], pause: float = 0.0) -
         return answer
 
 
-def test_a_promise_of_300_megabytes_is_refused_before_any_byte_of_it(service) -> None:
+def test_declared_300_mb_body_is_refused_before_reading(service) -> None:
     assert raw_post(service, ["Content-Length: 300000000"], []).startswith(b"HTTP/1.1 413")
     assert raw_post(service, ["Content-Length: " + "9" * 30], [])[:12] in (b"HTTP/1.1 413", b"HTTP/1.1 400")
 
 
-def test_a_chunked_body_is_counted_while_it_arrives(service) -> None:
+def test_chunked_body_is_limited_while_it_arrives(service) -> None:
     chunk = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
     answer = raw_post(service, ["Transfer-Encoding: chunked"], [chunk] * 40)
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 413")  # reset, when the client was still sending
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 413")  # reset while the client was still sending
     assert service.post(PREDICT, {"texts": ["fine"]})[0] == 200
 
 
-def test_a_body_that_comes_drop_by_drop_has_a_total_deadline(service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_body_has_a_total_deadline(service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BODY_SECONDS", 0.5)
     began = time.monotonic()
     answer = raw_post(service, ["Content-Length: 1000"], [b" "] * 8, pause=0.1)
@@ -94,9 +92,7 @@ def test_a_body_that_comes_drop_by_drop_has_a_total_deadline(service, monkeypatc
 
 
 @pytest.mark.parametrize("patience", [0.5, 30.0])
-def test_an_answer_that_nobody_reads_does_not_keep_a_connection(
-    served, monkeypatch: pytest.MonkeyPatch, patience: float
-) -> None:
+def test_unread_response_does_not_keep_a_connection(served, monkeypatch: pytest.MonkeyPatch, patience: float) -> None:
     monkeypatch.setattr(server, "UNREAD_SECONDS", patience)
     size = 12_000_000
     monkeypatch.setattr(board, "draw_report", lambda run, run_id: POLICY + "x" * size)
@@ -106,17 +102,17 @@ def test_an_answer_that_nobody_reads_does_not_keep_a_connection(
         one = "\r\n".join(["GET /runs/alpha/report HTTP/1.1", *(f"{k}: {v}" for k, v in served.good().items()), "", ""])
         raw.sendall(one.encode())
         time.sleep(1.5)
-        raw.settimeout(30)  # only so that a hung server fails the test instead of hanging it
+        raw.settimeout(30)  # a server that hangs must fail the test, not block it
         got = 0
         try:
             while got < size and (part := raw.recv(1 << 20)):
                 got += len(part)
         except ConnectionResetError:
             got = -1
-    assert (got >= size) == (patience > 5), "dropped after half a second, answered in full before thirty"
+    assert (got >= size) == (patience > 5), "dropped after half a second, or complete before thirty"
 
 
-def test_more_than_can_wait_gets_429_and_every_other_request_its_own_answer(service) -> None:
+def test_full_queue_returns_429_and_others_succeed(service) -> None:
     service.model.wait.clear()
     answers: dict[int, tuple[int, object]] = {}
 
@@ -125,7 +121,7 @@ def test_more_than_can_wait_gets_429_and_every_other_request_its_own_answer(serv
 
     with ThreadPoolExecutor(40) as pool:
         jobs = [pool.submit(ask, k) for k in range(1, 41)]
-        wait_until(lambda: len(answers) > 20)  # refused; the model holds one batch and the queue eight
+        wait_until(lambda: len(answers) > 20)  # refused: the model processes one batch and the queue has eight
         service.model.wait.set()
         for job in jobs:
             job.result(timeout=20)
@@ -140,7 +136,7 @@ def test_more_than_can_wait_gets_429_and_every_other_request_its_own_answer(serv
     assert service.post(PREDICT, {"texts": ["a"]})[0] == 200
 
 
-def test_one_poisonous_text_does_not_spoil_the_others_of_its_batch(service) -> None:
+def test_failing_text_does_not_affect_its_batch(service) -> None:
     service.model.wait.clear()
     answers: dict[str, int] = {}
 
@@ -157,7 +153,7 @@ def test_one_poisonous_text_does_not_spoil_the_others_of_its_batch(service) -> N
     assert answers == {"first": 200, "a": 200, "panic": 422, "b": 200}
 
 
-def test_drawing_many_reports_leaves_the_list_quick_and_is_bounded(served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_rendering_is_bounded_and_list_stays_fast(served, monkeypatch: pytest.MonkeyPatch) -> None:
     done = threading.Event()
 
     def slow(run: object, run_id: str) -> str:

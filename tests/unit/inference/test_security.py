@@ -1,4 +1,4 @@
-"""FAULTS rows 38 and 39: every route x every method x every attack, from the app's own list, so that none is missed."""
+"""FAULTS rows 38 and 39: every route x every method x every attack; routes come from the app, so that none is missed."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def expected(attack: str, method: str) -> set[int]:
         return {401}
     if attack in ("other port", "cross-site fetch") or method not in READING:
         return {403}
-    return {200}  # a foreign Origin on a read: answered, but no foreign page may read the answer
+    return {200}  # a foreign Origin on a read: the server responds, but the foreign page cannot read the response
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_every_route_and_method_withstands(steady, attack: str) -> None:
+def test_every_route_and_method_rejects_attacks(steady, attack: str) -> None:
     checked = 0
     for route, _ in [*ROUTES, ("/no/such/route", None)]:
         for method in METHODS:
@@ -90,7 +90,7 @@ def test_every_route_and_method_withstands(steady, attack: str) -> None:
     assert checked == (len(ROUTES) + 1) * len(METHODS)
 
 
-def test_a_good_client_gets_every_route_with_its_method_and_405_with_any_other(steady) -> None:
+def test_every_route_accepts_only_its_methods(steady) -> None:
     for route, methods in ROUTES:
         for method in METHODS:
             headers = steady.good() | {"Content-Type": "application/json"}
@@ -103,7 +103,7 @@ def test_a_good_client_gets_every_route_with_its_method_and_405_with_any_other(s
                 assert "'self'" in found["content-security-policy"] or "sha256-" in found["content-security-policy"]
 
 
-def test_a_bearer_token_needs_no_origin_since_no_page_can_send_it_unasked(service) -> None:
+def test_bearer_token_needs_no_origin(service) -> None:
     headers = {"Host": f"127.0.0.1:{service.port}", "Authorization": "Bearer " + "t" * 43}
     body = b'{"texts": ["a"]}'
     headers["Content-Type"] = "application/json"
@@ -111,7 +111,7 @@ def test_a_bearer_token_needs_no_origin_since_no_page_can_send_it_unasked(servic
     assert service.ask("POST", "/predict", headers=headers | {"Origin": "http://evil.example"}, body=body)[0] == 403
 
 
-def test_the_address_with_the_token_becomes_a_strict_cookie_and_leaves_the_address_bar(served) -> None:
+def test_token_url_sets_strict_cookie_and_redirects(served) -> None:
     host = {"Host": f"localhost:{served.port}"}
     status, found, body = served.ask("GET", f"/runs/alpha?token={'t' * 43}&x=1", headers=host)
     assert (status, found["location"], body) == (303, "/runs/alpha?x=1", b"")
@@ -157,7 +157,7 @@ TRAVERSALS = (
 
 
 @pytest.mark.parametrize("path", TRAVERSALS)
-def test_a_path_that_leads_elsewhere_is_not_found(steady, path: str) -> None:
+def test_path_outside_the_folder_is_not_found(steady, path: str) -> None:
     with socket.create_connection(("127.0.0.1", steady.port), timeout=10) as raw:
         lines = [f"GET {path} HTTP/1.1", *(f"{k}: {v}" for k, v in steady.good().items()), "Connection: close", "", ""]
         raw.sendall("\r\n".join(lines).encode())
@@ -169,7 +169,7 @@ def test_a_path_that_leads_elsewhere_is_not_found(steady, path: str) -> None:
     assert b"root:" not in answer
 
 
-def test_ten_thousand_ranges_are_one_plain_answer(served) -> None:
+def test_request_for_many_ranges_returns_the_full_file(served) -> None:
     ranges = "bytes=" + ",".join(f"{k}-{k}" for k in range(2000))
     status, _, body = served.ask("GET", "/assets/board.css", headers=served.good() | {"Range": ranges})
     assert status == 200
@@ -179,7 +179,7 @@ def test_ten_thousand_ranges_are_one_plain_answer(served) -> None:
 @pytest.mark.parametrize(
     "linked", ["folder", "journal.jsonl", "predictions.parquet", "run.yaml", "metrics.json", "model", "model/w"]
 )
-def test_a_link_in_a_run_folder_shows_nothing_from_outside(served, tmp_path: Path, linked: str) -> None:
+def test_link_in_run_folder_does_not_expose_other_files(served, tmp_path: Path, linked: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("SECRET")
@@ -200,7 +200,7 @@ def test_a_link_in_a_run_folder_shows_nothing_from_outside(served, tmp_path: Pat
     assert "SECRET" not in str([row.to_json() for row in RunIndex(served.root).rows()])
 
 
-def test_folder_with_a_hostile_name_has_a_harmless_address_and_page(served) -> None:
+def test_hostile_folder_name_has_safe_url_and_page(served) -> None:
     name = "<img src=x onerror=alert(1)>"
     make_folder(served.root / name, make_run([0.5], [0.5], steps_per_epoch=5), rows=12, hostile=True)
     found = [key for key in RunIndex(served.root).find_all() if key.startswith("run-")]

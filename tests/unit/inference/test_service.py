@@ -1,4 +1,4 @@
-"""The prediction service as an operator and a client see it: bodies, limits, counters, keys, reload, the end."""
+"""The prediction service for operators and clients: bodies, limits, counters, keys, reload and shutdown."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_every_route_needs_the_key(service: Any) -> None:
     assert key_file() != token_file()
 
 
-def test_the_log_has_status_and_time_but_no_text(service: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_service_log_has_status_and_time_but_no_text(service: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tunesmith.requests"):
         service.post("/predict", {"texts": ["a secret", "another secret"]})
     line = json.loads(caplog.records[-1].message)
@@ -96,16 +96,14 @@ def test_the_log_has_status_and_time_but_no_text(service: Any, caplog: pytest.Lo
     assert "secret" not in caplog.text
 
 
-def test_batches_are_counted_in_characters_and_a_long_request_does_not_hold_the_short_ones(
-    runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_request_does_not_delay_short_ones(runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "BATCH_CHARS", 100)
     batcher = Batcher(LiveModel(runs, lambda folder: fake))
     fake.wait.clear()
 
     async def together() -> None:
         first = asyncio.create_task(batcher.classify(Texts(("a",), None)))
-        await asyncio.sleep(0.3)  # its batch has begun
+        await asyncio.sleep(0.3)  # its batch has started
         others = [batcher.classify(Texts(("x" * size,), None)) for size in (40, 40, 40, 300, 10, 90)]
         waiting = asyncio.gather(first, *others)
         await asyncio.sleep(0.3)
@@ -118,7 +116,7 @@ def test_batches_are_counted_in_characters_and_a_long_request_does_not_hold_the_
     assert fake.batches == [1, 2, 1, 1, 2]
 
 
-def test_replaced_model_is_loaded_while_the_old_one_answers(runs: Path) -> None:
+def test_replaced_model_loads_while_old_one_serves(runs: Path) -> None:
     folder = RunDir(runs / "alpha").model
     loaded: list[str] = []
     gate, reloads = threading.Event(), []
@@ -141,7 +139,7 @@ def test_replaced_model_is_loaded_while_the_old_one_answers(runs: Path) -> None:
     assert (reloads, model.get()) == ([None], "model 1")
 
 
-def test_health_and_predict_answer_and_nothing_else_exists(service: Any) -> None:
+def test_service_has_only_documented_routes(service: Any) -> None:
     status, _, body = service.ask("GET", "/health")
     assert status == 200
     assert json.loads(body) == {"run": "alpha", "columns": ["text"], "labels": ["short", "long"]}
@@ -150,7 +148,7 @@ def test_health_and_predict_answer_and_nothing_else_exists(service: Any) -> None
     assert service.ask("GET", "/predict")[0] == 405
 
 
-def test_a_run_without_a_model_is_refused_before_anything_listens(runs: Path) -> None:
+def test_run_without_model_is_refused_before_listening(runs: Path) -> None:
     with pytest.raises(ConfigError, match="not finished"):
         PredictionService(runs / "beta")
 
@@ -173,7 +171,7 @@ def test_thousand_concurrent_requests_are_answered_once(service: Any) -> None:
     service.service.batcher._max_waiting = service_module.MAX_WAITING
 
     async def all_at_once() -> list[tuple[int, int, Any]]:
-        gate = asyncio.Semaphore(600)  # sockets of this process, not of the service
+        gate = asyncio.Semaphore(600)  # open files of this process, not of the service
 
         async def one(k: int) -> tuple[int, int, Any]:
             async with gate:

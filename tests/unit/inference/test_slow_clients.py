@@ -1,4 +1,4 @@
-"""FAULTS rows 35 and 36 against the real process: 500 slow sockets beside a good client, 300 MB bodies."""
+"""FAULTS rows 35 and 36 with a real process: 500 slow sockets next to a good client, and bodies of 300 MB."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOCKETS = 500
 
 
 class Process:
-    """`tunesmith serve` with a loaded model, and what the kernel knows about it."""
+    """`tunesmith serve` with a loaded model, and its open files and memory from the kernel."""
 
     def __init__(self, run: Path) -> None:
         command = [sys.executable, "-m", "tunesmith", "serve", str(run), "--port", "0"]
@@ -45,7 +45,7 @@ class Process:
         return int(text.split("VmRSS:")[1].split()[0]) / 1024
 
     def ask(self, path: str = "/health") -> float:
-        """Seconds until a good answer."""
+        """Return the seconds until a successful response."""
         began = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         connection.request("GET", path, headers=self.headers)
@@ -75,30 +75,30 @@ def slowest_but_one_percent(process: Process, seconds: float) -> float:
     return sorted(found)[int(0.99 * (len(found) - 1))]
 
 
-def test_five_hundred_slow_sockets_are_dropped_and_do_not_hold_up_a_good_client(process: Process) -> None:
+def test_slow_clients_are_dropped_and_do_not_delay_others(process: Process) -> None:
     process.ask()
     before = process.files()
     alone = slowest_but_one_percent(process, 4)
     with ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", process.port))) for _ in range(SOCKETS)]
-        beside = []
+        loaded = []
         end = time.monotonic() + HEADER_SECONDS + 2
         while time.monotonic() < end:
-            for one in slow[::2]:  # every other one stays silent
+            for one in slow[::2]:  # half of them send nothing
                 with suppress(OSError):
                     one.send(b"G")
-            beside.append(slowest_but_one_percent(process, 2))
+            loaded.append(slowest_but_one_percent(process, 2))
         deadline = time.monotonic() + patient(10)
         while process.files() > before + 5 and time.monotonic() < deadline:
             time.sleep(0.2)
         assert process.files() <= before + 5, "sockets stay open"
-    # Twice as long is allowed; this machine also runs other tests, so a tenth of a second is forgiven.
-    assert sorted(beside)[len(beside) // 2] <= max(2 * alone, alone + patient(0.1))
+    # Twice as long is allowed, plus a tenth of a second because the machine also runs other tests.
+    assert sorted(loaded)[len(loaded) // 2] <= max(2 * alone, alone + patient(0.1))
     process.ask()
 
 
 @pytest.mark.parametrize("head", ["Content-Length: 300000000", "Transfer-Encoding: chunked", "Content-Length: 10"])
-def test_a_body_of_300_megabytes_costs_no_memory(process: Process, head: str) -> None:
+def test_body_of_300_mb_uses_no_memory(process: Process, head: str) -> None:
     process.ask()
     before = process.megabytes()
     chunked = "chunked" in head

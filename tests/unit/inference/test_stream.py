@@ -1,4 +1,4 @@
-"""Prediction from texts: what the plain model computes, in input order, whatever the chunks and the batches."""
+"""Predictions from texts equal the plain model's, in input order, for any chunks and batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain_logits(folder: Path, texts: list[str], pairs: list[str] | None) -> Any:
-    """One row at a time through transformers alone."""
+    """Return transformers' logits, computed one text at a time."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -43,7 +43,7 @@ def plain_logits(folder: Path, texts: list[str], pairs: list[str] | None) -> Any
 
 @pytest.mark.parametrize("chunk_rows", [1, 7, 1000])
 @pytest.mark.parametrize("paired", [False, True])
-def test_texts_get_the_plain_models_logits_in_input_order(
+def test_logits_match_plain_model_in_input_order(
     folder: Path, chunk_rows: int, paired: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predictor_module, "CHUNK_ROWS", chunk_rows)
@@ -52,7 +52,7 @@ def test_texts_get_the_plain_models_logits_in_input_order(
     predictor = Predictor.load(folder, use_cpu=True)
     found = predictor.predict_texts(chunks_of([texts] if pairs is None else [texts, pairs]))
     expected = plain_logits(folder, texts, pairs)
-    assert np.abs(expected - expected.mean(0)).max() > 0.05, "all rows alike: an order could not be seen"
+    assert np.abs(expected - expected.mean(0)).max() > 0.05, "all rows are equal: the order would be invisible"
     np.testing.assert_allclose(found.logits, expected, atol=1e-5)
     counts = predictor.network.tokenizer(texts, pairs)["input_ids"]
     assert found.truncated.rows_cut == sum(len(ids) > 64 for ids in counts) > 0
@@ -63,7 +63,7 @@ def test_texts_get_the_plain_models_logits_in_input_order(
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_rows": 5}, {"max_tokens": 40}, {"max_rows": 3, "max_tokens": 60}])
-def test_batches_of_any_size_give_the_same_logits(limits: dict[str, int]) -> None:
+def test_logits_do_not_depend_on_batch_size(limits: dict[str, int]) -> None:
     rows = TokenRows.from_lists(token_lists(41, longest=30))
     runtime = make_runtime(use_cpu=True)
     model = tiny_bert(3)
@@ -77,7 +77,7 @@ def test_batches_of_any_size_give_the_same_logits(limits: dict[str, int]) -> Non
     assert (len(seen) == 1) == (not limits)
 
 
-def test_a_cell_that_is_no_text_is_named_by_its_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_text_cell_is_reported_with_its_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def chunks() -> Iterator[Chunk]:
         yield [["the film", "a book"]]
         yield [["one day", None]]  # type: ignore[list-item]
@@ -86,14 +86,14 @@ def test_a_cell_that_is_no_text_is_named_by_its_row(folder: Path, monkeypatch: p
         Predictor.load(folder, use_cpu=True).predict_texts(chunks())
 
 
-def test_a_tokenizer_of_another_model_is_told_before_it_predicts_nonsense(folder: Path, tmp_path: Path) -> None:
+def test_tokenizer_of_a_different_model_is_refused(folder: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(save_tiny_bert(tmp_path / "small", labels=("a", "b")), use_cpu=True)
     predictor.network.model.get_input_embeddings().num_embeddings = 10
     with pytest.raises(DataError, match="only 10 embeddings"):
         predictor.probabilities(["the film was good"])
 
 
-def test_two_labels_with_the_names_that_transformers_leaves_out_are_a_classifier(tmp_path: Path) -> None:
+def test_default_label_names_are_accepted_for_a_classifier(tmp_path: Path) -> None:
     home = save_tiny_bert(tmp_path / "plain", labels=("LABEL_0", "LABEL_1"))
     assert "id2label" not in (home / "config.json").read_text()
     assert Predictor.load(home, use_cpu=True).facts.labels.names == ("LABEL_0", "LABEL_1")

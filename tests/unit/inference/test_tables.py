@@ -1,4 +1,4 @@
-"""Prediction tables: exact round trip, formulas escaped, complete or not there."""
+"""Prediction tables read back exactly, formulas are escaped, and files are complete or absent."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ HOSTILE = [
 
 
 STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""What makes a spreadsheet take a cell for a formula."""
+"""First characters that make a spreadsheet treat a cell as a formula."""
 CONTROLS = [chr(c) for c in (*range(1, 32), 0x7F, *range(0x80, 0xA0), 0x2028, 0x2029, 0xFEFF)]
 PIECES = st.sampled_from([*CONTROLS, "\r\n", '"', '""', "'", ",", ";", "\t", " ", "  ", "a", "é", "😀", "NA", *STARTS])
 CELLS = st.lists(PIECES, max_size=5).map("".join)
 
 
 def read_by_every_reader(file: Path, cache: Path) -> dict[str, list[list[str]]]:
-    """Columns of cells as each reader gives them; the escape of formulas is undone where the reader does not know it."""
+    """Return the columns from each reader; formula escapes are undone for readers that don't know them."""
     comma = "," if file.suffix == ".csv" else "\t"
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.reader(lines, delimiter=comma, strict=True))[1:]
@@ -68,7 +68,7 @@ def read_by_every_reader(file: Path, cache: Path) -> dict[str, list[list[str]]]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=4), st.sampled_from([".csv", ".tsv"]))
-def test_every_cell_comes_back_equal_through_every_reader(
+def test_every_cell_reads_back_equal_in_every_reader(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], suffix: str
 ) -> None:
     folder = tmp_path_factory.mktemp("tables")
@@ -80,13 +80,13 @@ def test_every_cell_comes_back_equal_through_every_reader(
 
 
 @pytest.mark.parametrize("cell", [*CONTROLS, *STARTS, "\r\n", '"', "a\rb", "", " a ", "\ufeffa", "x" * 200_000])
-def test_a_table_of_one_column_comes_back_equal(tmp_path: Path, cell: str) -> None:
+def test_single_column_table_reads_back_equal(tmp_path: Path, cell: str) -> None:
     for name in ("out.csv", "out.tsv"):
         write_table(tmp_path / name, {"only": [cell, "b", cell]})
         assert read_predictions(tmp_path / name) == {"only": [cell, "b", cell]}
 
 
-def test_a_cell_that_no_delimited_file_can_hold_is_refused_by_name(tmp_path: Path) -> None:
+def test_unrepresentable_cell_is_refused_by_name(tmp_path: Path) -> None:
     columns = {"text": ["a", "b\0c"], "n": [1, 2]}
     with pytest.raises(DataError, match=r"row 2: column 'text' contains a NUL character.*\.jsonl") as caught:
         write_table(tmp_path / "out.csv", columns)
@@ -96,7 +96,7 @@ def test_a_cell_that_no_delimited_file_can_hold_is_refused_by_name(tmp_path: Pat
 
 
 @pytest.mark.parametrize("suffix", [".csv"])
-def test_a_table_is_never_written_through_a_link_or_into_a_folder(tmp_path: Path, suffix: str) -> None:
+def test_table_is_not_written_through_link_or_into_folder(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     out = tmp_path / f"out{suffix}"
     out.symlink_to(tmp_path / "mine.txt")
@@ -112,7 +112,7 @@ def test_a_table_is_never_written_through_a_link_or_into_a_folder(tmp_path: Path
 
 @settings(max_examples=300, deadline=None)
 @given(st.text())
-def test_escaping_is_undone_exactly_and_no_escaped_cell_begins_a_formula(text: str) -> None:
+def test_formula_escaping_is_safe_and_reversible(text: str) -> None:
     escaped = escape_formula(text)
     assert unescape_formula(escaped) == text
     assert not escaped.startswith(STARTS)
@@ -127,7 +127,7 @@ def test_jsonl_and_parquet_keep_values_as_they_are(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "o.parquet").to_pydict() == columns
 
 
-def test_another_file_type_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_unsupported_file_type_is_refused_before_writing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="xlsx"):
         write_table(tmp_path / "out.xlsx", {"a": [1]})
     assert list(tmp_path.iterdir()) == []
@@ -142,7 +142,7 @@ def test_probabilities_follow_the_task() -> None:
     assert sigmoid[0] == pytest.approx([1 / (1 + np.exp(-2.0)), 1 / (1 + np.exp(1.0)), 1.0])
     assert predicted_names(sigmoid, LabelMap(("a", "b", "c"), Task.MULTILABEL)) == [["a", "c"], []]
     decided = make_rows(logits, np.ones_like(logits), task=Task.MULTILABEL).decisions
-    assert decided.tolist() == [[1, 0, 1], [0, 0, 0]], "metrics and predictions mean the same by one half"
+    assert decided.tolist() == [[1, 0, 1], [0, 0, 0]], "metrics and predictions agree on the threshold one half"
     assert predicted_names(probabilities_of(np.array([[1.5]]), Task.REGRESSION), LabelMap(("s",), Task.REGRESSION)) == [
         1.5
     ]

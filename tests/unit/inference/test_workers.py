@@ -1,4 +1,4 @@
-"""`tunesmith serve --workers 2` as real processes: one port, one sum of counters, a killed worker replaced, a clean end."""
+"""`tunesmith serve --workers 2` as real processes: a shared port and counters, killed workers replaced, clean shutdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWERED = 'tunesmith_requests_total{route="/predict",status="200"} 10.0\n'
 
 
 def children(pid: int) -> list[int]:
-    """The workers, without the resource tracker of multiprocessing."""
+    """Return the workers, without the resource tracker of multiprocessing."""
     found = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
@@ -34,7 +34,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 def until_ready(port: int) -> None:
     end = time.monotonic() + patient(60)
     while time.monotonic() < end:
-        with suppress(OSError):  # none of them listens yet
+        with suppress(OSError):  # no worker listens yet
             if get(port, "/ready")[0] == 200:
                 return
         time.sleep(0.1)
@@ -43,7 +43,7 @@ def until_ready(port: int) -> None:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """`tunesmith serve --workers 2` and its port."""
+    """Start `tunesmith serve --workers 2`; return the process and its port."""
     run = make_sealed_run(tmp_path / "run", 0)
     words = [sys.executable, "-m", "tunesmith", "serve", str(run.path), "--port", "0", "--workers", "2"]
     process = subprocess.Popen(words, env={**os.environ, "TUNESMITH_SERVE_KEY": KEY}, stdout=subprocess.PIPE, text=True)
@@ -67,7 +67,7 @@ def until(true: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def test_workers_share_a_port_and_a_dead_one_is_replaced(service: tuple[subprocess.Popen[str], int]) -> None:
+def test_workers_share_a_port_and_dead_ones_are_replaced(service: tuple[subprocess.Popen[str], int]) -> None:
     process, port = service
     for _ in range(10):
         assert send(port, post(port, GOOD), patient(20))[0] == 200

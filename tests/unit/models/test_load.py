@@ -1,4 +1,4 @@
-"""A model folder whose files are wrong is refused in one line, before anything is allocated."""
+"""A model folder with invalid files is refused in one line, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def other_families() -> Iterator[Any]:
         yield getattr(transformers, f"{name}ForSequenceClassification")(config)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # DeBERTa, when it is imported
-def test_no_config_makes_a_model_larger_than_its_weights(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # raised when DeBERTa is imported
+def test_config_cannot_make_model_larger_than_weights(tmp_path: Path) -> None:
     for model in other_families():
         folder = tmp_path / type(model).__name__
         model.save_pretrained(folder)
@@ -105,7 +105,7 @@ def test_unusable_config_ends_with_exit_2_and_its_field(
     assert str(folder) in shown
 
 
-def test_position_table_of_another_size_is_refused(folder: Path) -> None:
+def test_position_embedding_of_wrong_size_is_refused(folder: Path) -> None:
     change(folder / "config.json", max_position_embeddings=8)
     for allowed in (False, True):
         with pytest.raises(ConfigError, match=r"position_embeddings.*\(max_position_embeddings is 8\)") as error:
@@ -113,7 +113,7 @@ def test_position_table_of_another_size_is_refused(folder: Path) -> None:
         assert "labels" not in str(error.value)
 
 
-def test_head_of_another_size_is_refused_or_new(folder: Path) -> None:
+def test_head_of_wrong_size_is_refused_or_reinitialized(folder: Path) -> None:
     three = LabelMap.for_classes(("a", "b", "c"))
     with pytest.raises(ConfigError, match="trained for 2 labels and the data has 3"):
         load_model(folder, three)
@@ -170,7 +170,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-def test_local_folder_is_used_as_it_is(bare_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_folder_is_used_directly(bare_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_model(bare_folder) == bare_folder
     assert resolve_model(str(bare_folder)) == bare_folder
     monkeypatch.chdir(bare_folder.parent)
@@ -232,7 +232,7 @@ def test_tokenizer_loads_without_network_or_weights(bare_folder: Path) -> None:
     assert tokenizer("The cats")["input_ids"] == [2, 5, 6, 7, 3]
 
 
-def test_positions_of_roberta_start_behind_the_padding() -> None:
+def test_positions_of_roberta_start_after_padding_id() -> None:
     assert position_limit({"model_type": "bert", "max_position_embeddings": 512}) == 512
     assert position_limit({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}) == 512
     assert position_limit(SimpleNamespace(model_type="mpnet", max_position_embeddings=514, pad_token_id=1)) == 512

@@ -1,4 +1,4 @@
-"""A model that reads the mean of its tokens is still a plain model of transformers."""
+"""A model with mean pooling is still a plain transformers model."""
 
 from __future__ import annotations
 

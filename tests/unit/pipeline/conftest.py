@@ -1,4 +1,4 @@
-"""A tiny model folder for all tests here, and one way to train on it that leaves nothing outside tmp_path."""
+"""A tiny model folder, and a function that trains it without files outside tmp_path."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tunesmith.pipeline.train import RunObserver, finetune
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder without a head and without dropout, so that ways to compute the same can be compared."""
+    """Return an encoder without head and dropout, so that equivalent computations can be compared."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     return save_tiny_bert(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of tables and tokens for the whole session."""
+    """Return a cache of tables and tokens for the whole session."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -31,7 +31,7 @@ Train = Callable[..., tuple[RunResult, list[str]]]
 
 @pytest.fixture
 def train(tiny: Path, cache: Path, tmp_path: Path) -> Train:
-    """`finetune` with a tiny model and few steps; gives the result and what was said."""
+    """Return a function that runs `finetune` with a tiny model and returns the result and its messages."""
 
     def run(**options: Any) -> tuple[RunResult, list[str]]:
         said: list[str] = []
@@ -51,7 +51,7 @@ def train(tiny: Path, cache: Path, tmp_path: Path) -> Train:
 
 @pytest.fixture(scope="session")
 def trained(tiny: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of two steps on the labels good and bad, from the column text."""
+    """Return a finished run of two steps with labels good and bad and the text column text."""
     folder = tmp_path_factory.mktemp("trained")
     file = write_csv(folder / "train.csv", mood())
     options: dict[str, Any] = {"model_name_or_path": tiny, "cache_dir": cache, "use_cpu": True, "max_steps": 2}

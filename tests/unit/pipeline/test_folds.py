@@ -1,4 +1,4 @@
-"""Folds and seeds: ordinary runs in one folder, and one score of all held-out rows."""
+"""Folds and seeds: ordinary runs in one folder, and one score over all held-out examples."""
 
 from __future__ import annotations
 

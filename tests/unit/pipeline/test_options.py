@@ -1,4 +1,4 @@
-"""What options do to a run, seen from outside."""
+"""Effects of options on a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plain_losses() -> dict[str, list[float]]:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_how_a_step_is_computed_does_not_change_losses(
+def test_performance_options_do_not_change_losses(
     options: dict[str, Any], tolerance: float, train: Any, tmp_path: Path, plain_losses: dict[str, list[float]]
 ) -> None:
     asked = {"train_data": mood(), "max_steps": 6, "train_sampling_strategy": "random"}
@@ -54,7 +54,7 @@ def test_how_a_step_is_computed_does_not_change_losses(
     assert found == pytest.approx(plain_losses["plain"], abs=tolerance)
 
 
-def test_chosen_order_belongs_to_the_run(train: Any, tmp_path: Path) -> None:
+def test_order_is_stored_with_the_run(train: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"train_data": mood(), "save_strategy": "steps", "save_steps": 2}
     result, _ = train(**options, max_steps=2, output_dir=tmp_path / "run")
     stored = read_manifest(next(result.run.path.glob("**/checkpoint-*2")))["config"]
@@ -92,7 +92,7 @@ def test_layerwise_decay_slows_lower_layers(train: Any, tiny: Path) -> None:
     assert change(query.format(1)) == pytest.approx(10 * change(query.format(0)), rel=0.5)
 
 
-def test_evaluations_come_at_eval_steps(train: Any, tmp_path: Path) -> None:
+def test_evaluations_happen_at_eval_steps(train: Any, tmp_path: Path) -> None:
     rows = mood()
     assert evaluations(train(train_data=rows, eval_strategy="steps", eval_steps=2, output_dir=tmp_path / "a")[0]) == [
         2,
@@ -105,7 +105,7 @@ def test_evaluations_come_at_eval_steps(train: Any, tmp_path: Path) -> None:
 
 
 def test_early_stopping_ends_the_run_with_its_reason(train: Any) -> None:
-    # Labels that have nothing to do with the text, and no learning: nothing ever improves.
+    # Random labels and a zero learning rate: nothing ever improves.
     result, _ = train(
         train_data=mood(), learning_rate=1e-12, max_steps=-1, num_train_epochs=9, early_stopping_patience=2
     )
@@ -139,7 +139,7 @@ def test_run_without_validation_rows_has_no_scores(train: Any) -> None:
     assert result.run.model.is_dir()
 
 
-def test_moved_thresholds_are_stored_and_followed(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moved_thresholds_are_stored_and_applied(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = MovedThresholds((1 - 1e-9, 1e-9), "f1", 0.1, 0.9, 0.05, 12)
     monkeypatch.setattr("tunesmith.pipeline.results.fit_thresholds", lambda *_: moved)
     rows = mood(60)
@@ -155,7 +155,7 @@ def test_moved_thresholds_are_stored_and_followed(train: Any, monkeypatch: pytes
     assert result.evaluate(rows[:20])["recall"].value == 1.0
 
 
-def test_thresholds_that_cannot_be_fitted_stay(train: Any) -> None:
+def test_thresholds_stay_if_they_cannot_be_fitted(train: Any) -> None:
     rows = mood()
     result, said = train(train_data=rows, move_thresholds=True)
     assert any(line.startswith("Thresholds stay at one half: ") for line in said)

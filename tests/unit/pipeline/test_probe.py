@@ -1,4 +1,4 @@
-"""The linear models of a probe equal those of scikit-learn, fitted without the row."""
+"""The linear probe equals scikit-learn's models, fitted without the held-out row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_held_out_values_equal_ridge_without_the_row(width: int, monkeypatch: py
     penalty = 0.1 * float(np.linalg.eigvalsh(centered.T @ centered)[-1])
     for row in (0, 17, 39):
         others = np.arange(40) != row
-        # The same penalty on the same centre: leaving a row out moves the centre, which the closed form accounts for.
+        # Equal penalty and mean: holding out a row changes the mean, which the closed form accounts for.
         expected = Ridge(alpha=penalty).fit(x[others], y[others]).predict(x[row : row + 1])[0]
         assert float(fit.held_out[row, 0]) == pytest.approx(expected, abs=1e-6)
 
@@ -48,7 +48,7 @@ def test_logistic_model_equals_scikit_learn(classes: int) -> None:
     x, labels = clusters(8 * classes, 30, classes)
     weights, bias = fit_logistic(x, labels, classes)
     penalty = PENALTY * float(x.square().sum(1).mean())
-    # Two classes have one row of weights there: the difference of ours, whose squares are half of its.
+    # scikit-learn has one weight vector for two classes: the difference of our two, with twice the squared norm.
     expected = LogisticRegression(C=(2 if classes == 2 else 1) / penalty, tol=1e-8, max_iter=1000).fit(x, labels)
     ours = (x @ weights.T + bias).softmax(1)
     assert np.abs(ours.numpy() - expected.predict_proba(x)).max() < 1e-4

@@ -1,4 +1,4 @@
-"""The recipe of a run: decided once with reasons, stored, kept by a resume, never against a flag."""
+"""The recipe of a run is decided once with reasons, stored, kept on resume, and never overrides a flag."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ FEW: dict[str, Any] = {"max_steps": -1, "num_train_epochs": None, "learning_rate
 
 @pytest.mark.parametrize("numbers", [False, True])
 def test_head_of_few_rows_starts_fitted(train: Any, tmp_path: Path, numbers: bool) -> None:
-    """The rate is so small that the weights stay as they started."""
+    """The learning rate is so small that the weights stay unchanged."""
     rows = mood(24)
     if numbers:
         rows = [{**row, "label": 1.5 if row["label"] == "good" else 0.5} for row in rows]
@@ -118,7 +118,7 @@ def test_last_weights_are_kept_with_few_validation_rows(train: Any, tmp_path: Pa
 
 
 def pairs(count: int, *, random_labels: bool = False) -> list[dict[str, Any]]:
-    """Two sentences that are the same or not; the label says so, or is unrelated."""
+    """Return pairs of equal or different sentences; the label depends on equality, or is unrelated."""
     texts = [text for text, _ in sentences(count)]
     rows = [{"sentence1": text, "sentence2": text if i % 2 else texts[i - 7]} for i, text in enumerate(texts)]
     same = [i % 4 < 2 if random_labels else i % 2 for i in range(count)]

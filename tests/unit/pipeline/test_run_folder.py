@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, also when memory runs out or the folder is taken away."""
+"""Files of a run folder, including runs that run out of memory or lose their folder."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def train_rows(folder: Path, tiny: Path, cache: Path, **options: Any) -> RunResu
     ("how", "save_strategy"),
     [*((how, "steps") for how in ("removed", "linked", "made again")), ("journal removed", "no")],
 )
-def test_run_folder_taken_away_ends_the_run(
-    how: str, save_strategy: str, tiny: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_removed_run_folder_ends_the_run(how: str, save_strategy: str, tiny: Path, cache: Path, tmp_path: Path) -> None:
     run, steps = tmp_path / "run", []
     (tmp_path / "mine").mkdir()
 
@@ -120,7 +118,7 @@ def test_row_of_exactly_the_longest_length_is_not_truncated(train: Any, tmp_path
     assert (cut[exact], cut[longer]) == (False, True)
 
 
-def test_run_with_another_setting_gets_the_next_folder(
+def test_run_with_different_setting_gets_next_folder(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -143,7 +141,7 @@ def test_run_with_another_setting_gets_the_next_folder(
     assert (scores["f1"]["of"], scores["accuracy"].get("of")) == ("rare", None)
     assert train(learning_rate=1e-3) == Path("runs/tickets-tiny-2")
     assert "this run is written to runs/tickets-tiny-2" in " ".join(said)
-    monkeypatch.setattr("tunesmith.pipeline.train.read_run_data", None)  # nothing is read before the refusal
+    monkeypatch.setattr("tunesmith.pipeline.train.read_run_data", None)  # the refusal happens before data is read
     with pytest.raises(CheckpointError, match="contains a finished run of this config"):
         train()
     with pytest.raises(CheckpointError, match="contains a finished run of a different config"):
@@ -154,7 +152,7 @@ OURS = ("split", "row", "file", "line", "prediction", "truncated", "prob_good", 
 
 
 @pytest.mark.parametrize("names", [("split", "row"), ("file", "line"), ("prob_good", "label"), ("length", "input_ids")])
-def test_text_columns_with_our_names_keep_their_text(names: tuple[str, str], train: Any, tmp_path: Path) -> None:
+def test_text_columns_with_reserved_names_keep_their_text(names: tuple[str, str], train: Any, tmp_path: Path) -> None:
     texts = [text for text, _ in sentences(40)]
     rows = [{names[0]: text, names[1]: text.upper(), "mood": ("good", "bad")[i % 2]} for i, text in enumerate(texts)]
     file = write_csv(tmp_path / "train.csv", rows)
@@ -216,7 +214,7 @@ def names_in(path: Path) -> list[str]:
 
 @pytest.fixture
 def causal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers, patched by somebody: each token sees only those before it."""
+    """Patch transformers so that each token attends only to earlier ones."""
     plain = BertModel._create_attention_masks
 
     def masks(self: Any, **given: Any) -> Any:
@@ -229,12 +227,12 @@ def causal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def journal(folder: Path) -> tuple[list[str], list[float | None]]:
-    """Notes and losses of a run."""
+    """Return notes and losses of a run."""
     events = read_journal(RunDir(folder).journal_file)
     return [e.text for e in events if isinstance(e, Note)], [e.loss for e in events if isinstance(e, StepDone)]
 
 
-def test_wrong_speedup_is_off_and_named_in_the_log(train: Any, causal: None, tmp_path: Path) -> None:
+def test_wrong_speedup_is_disabled_and_logged(train: Any, causal: None, tmp_path: Path) -> None:
     rows = mood()
     file = write_csv(tmp_path / "train.csv", rows)
     options = {"train_file": file, "train_sampling_strategy": "random"}

@@ -1,4 +1,4 @@
-"""Every kind of task and source of rows, from rows to a model folder that other tools load."""
+"""Every task and data source, from rows to a model folder that other tools load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 from tiny_model import mood, save_tiny_bert, sentences, write_csv
 from tunesmith.config.load import load_config
-from tunesmith.data.tokenize import EncodedRow, make_token_rows
 from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
 from tunesmith.pipeline.train import is_finished
@@ -57,7 +56,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_file_becomes_a_model_that_transformers_loads(case: str, train: Any, tmp_path: Path) -> None:
+def test_file_trains_a_model_that_transformers_loads(case: str, train: Any, tmp_path: Path) -> None:
     make, task, names, text = CASES[case]
     rows = make()
     file = write_jsonl(tmp_path / "data.jsonl", rows)
@@ -82,7 +81,7 @@ def test_file_becomes_a_model_that_transformers_loads(case: str, train: Any, tmp
 
 
 def agree_with_transformers(folder: Path, rows: list[dict[str, Any]], text: tuple[str, ...], task: str) -> None:
-    """`from_pretrained` and `pipeline` give the probabilities that `tunesmith predict` gives."""
+    """Assert that `from_pretrained`, `pipeline` and `tunesmith predict` return equal probabilities."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
@@ -151,7 +150,7 @@ def as_dataset(rows: list[dict[str, Any]]) -> Any:
     return Dataset.from_list(rows)
 
 
-def test_dataset_dict_brings_its_splits_and_class_names(train: Any, tmp_path: Path) -> None:
+def test_dataset_dict_provides_splits_and_class_names(train: Any, tmp_path: Path) -> None:
     from datasets import ClassLabel, DatasetDict
 
     names = ClassLabel(names=["good", "bad"])
@@ -180,10 +179,10 @@ def test_labels_are_numbered_as_in_the_head(train: Any, tmp_path: Path) -> None:
     before = Predictor.load(model, use_cpu=True).probabilities(texts)
     after = Predictor.load(result.run.path, use_cpu=True)
     assert after.facts.labels.names == ("good", "bad")
-    assert np.abs(after.probabilities(texts) - before).max() < 1e-5, "the head kept its meaning"
+    assert np.abs(after.probabilities(texts) - before).max() < 1e-5, "the head keeps its label order"
 
 
-def test_labels_that_the_head_does_not_know_are_refused(train: Any, tmp_path: Path) -> None:
+def test_labels_unknown_to_the_head_are_refused(train: Any, tmp_path: Path) -> None:
     model = save_tiny_bert(tmp_path / "trained", labels=("NEGATIVE", "POSITIVE"))
     numbers = [{"text": row["text"], "label": int(row["label"] == "good")} for row in mood()]
     with pytest.raises(ConfigError, match=r"trained for NEGATIVE, POSITIVE and the data has 0, 1.*--label_names NEG"):
@@ -205,7 +204,7 @@ def test_head_for_other_labels_is_reinitialized(train: Any, tmp_path: Path) -> N
 
 
 def long_rows(count: int) -> list[dict[str, Any]]:
-    """The label is told by the last words of rows that are far longer than the model's 64 positions."""
+    """Return texts far longer than the model's 64 positions, whose last words determine the label."""
     return [
         {"text": " ".join(["the"] * 100) + " " + text, "label": "good" if good else "bad"}
         for text, good in sentences(count)
@@ -235,35 +234,3 @@ def test_long_texts_head_is_kept_by_a_flag_and_recipe_hf(train: Any, options: di
     result, said = train(train_data=long_rows(40), **options)
     assert not [line for line in said if line.startswith("Recipe: long_texts")]
     assert load_config(result.run.config_file, need_data=False).long_texts == "head"
-
-
-def test_windows_are_averaged_in_every_way_to_predict(train: Any) -> None:
-    rows = long_rows(60)
-    result, _ = train(train_data=rows, test_data=rows[:10], long_texts="windows", max_seq_length=32)
-    predictor = Predictor.load(result.run.path, use_cpu=True)
-    assert predictor.facts.long_texts == "windows"
-    [encoded] = predictor.network.encoder.encode([[rows[0]["text"]]])
-    assert len(encoded.ids) > 100
-    windows = predictor.network.encoder.windows
-    assert windows is not None
-    ids = np.asarray(encoded.ids)
-    parts = [windows.part(ids, start).tolist() for start in windows.starts(len(ids))]
-    assert len(parts) == -(-(len(ids) - 2) // 30)
-    types = predictor.network.has_types
-    alone = predictor.network.logits(
-        make_token_rows([EncodedRow(part, [0] * len(part)) for part in parts], has_types=types)
-    )
-    assert np.allclose(predictor.logits(rows[0]["text"])[0], alone.mean(axis=0), atol=1e-5)
-    table = pq.read_table(result.run.predictions_file).to_pydict()
-    kept = [p for p, split in zip(table["prob_good"], table["split"], strict=True) if split == "test"]
-    texts = [row["text"] for row in rows[:10]]
-    assert np.allclose(predictor.probabilities(texts)[:, predictor.facts.labels.names.index("good")], kept, atol=1e-5)
-    assert not any(table["truncated"])
-    scores = result.evaluate(rows[:10])
-    assert scores["accuracy"].n == 10
-
-
-def test_windows_of_text_pairs_are_refused(train: Any) -> None:
-    pairs = [{"sentence1": row["text"], "sentence2": "the end", "label": row["label"]} for row in long_rows(20)]
-    with pytest.raises(ConfigError, match="long_texts windows does not support text pairs"):
-        train(train_data=pairs, long_texts="windows")

@@ -1,4 +1,4 @@
-"""Trackers: the real packages, writing to local files, without a network and without a login."""
+"""The real tracker packages write to local files, without network and login."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of the report: recounted by hand, tolerant of what is absent."""
+"""The numbers of the report equal those computed by hand; missing files are tolerated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def predictions(**changes: Any) -> PredictedRows:
     return found
 
 
-def test_the_test_split_is_explained_rather_than_the_validation_split() -> None:
+def test_report_prefers_test_split_over_validation() -> None:
     found = predictions(split=["test", "test", "validation", "validation", "validation"])
     assert found.split == "test"
     assert found.row.tolist() == [0, 1]
@@ -49,16 +49,16 @@ def test_the_test_split_is_explained_rather_than_the_validation_split() -> None:
     assert unlabeled.split == "validation"
 
 
-def test_the_confusion_matrix_counts_true_by_predicted() -> None:
+def test_confusion_matrix_counts_true_by_predicted() -> None:
     found = count_confusions(predictions())
     assert found is not None
     assert found.counts == ((1, 1), (2, 0))
     first = found.pairs[0]
     assert (first.true, first.predicted, first.rows, first.share) == ("yes", "no", 2, 1.0)
-    assert (first.example.row, first.example.confidence) == (2, 0.8), "the one it was surest of"
+    assert (first.example.row, first.example.confidence) == (2, 0.8), "the one with the highest confidence"
 
 
-def test_labels_come_worst_first_with_their_precision_recall_and_f1() -> None:
+def test_labels_are_sorted_by_f1_worst_first() -> None:
     labels = ["a", "a", "a", "b", "b", "c"]
     columns = {"text": labels, "label": labels, "prediction": ["a", "a", "b", "b", "b", "a"]}
     found = make_predictions(columns, {"task": "multiclass", "labels": ["a", "b", "c", "d"]})
@@ -74,7 +74,7 @@ def test_labels_come_worst_first_with_their_precision_recall_and_f1() -> None:
     assert all(c.low <= c.f1 <= c.high for c in counts if c.f1 is not None)
 
 
-def test_mistakes_come_surest_first() -> None:
+def test_mistakes_are_sorted_by_confidence() -> None:
     found = find_mistakes(predictions())
     assert [(m.row, m.label, m.predicted, m.confidence) for m in found] == [
         (2, "yes", "no", 0.8),
@@ -92,7 +92,7 @@ SEVERAL: dict[str, list[Any]] = {
 }
 
 
-def test_several_labels_a_row_are_counted_each_by_itself() -> None:
+def test_multilabel_counts_are_per_label() -> None:
     found = make_predictions(SEVERAL, {"task": "multilabel", "labels": ["red", "blue"]})
     assert found is not None
     assert found.names == ("red", "blue")
@@ -101,11 +101,11 @@ def test_several_labels_a_row_are_counted_each_by_itself() -> None:
     counts = {c.name: (c.rows, c.found, c.extra, c.recall, c.precision) for c in count_labels(found)}
     assert counts == {"blue": (2, 0, 1, 0.0, 0.0), "red": (2, 2, 1, 1.0, 2 / 3)}
     mistakes = [(m.label, m.predicted, m.confidence) for m in find_mistakes(found)]
-    # row 1 misses blue (sure by 0.9); row 3 misses blue and has red too much (0.7 both); row 2 has blue too much (0.6)
+    # row 1 misses blue (confidence 0.9); row 3 misses blue and wrongly has red (both 0.7); row 2 wrongly has blue (0.6)
     assert mistakes == [("red, blue", "red", 0.9), ("blue", "red", pytest.approx(0.7)), ("none", "blue", 0.6)]
 
 
-def test_scores_come_from_metrics_json_first_with_their_intervals(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_scores_come_first_from_metrics_json(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     synthetic.make_folder(tmp_path, synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4]))
     score = {"value": 0.81, "low": 0.77, "high": 0.84, "n": 408, "method": "wilson"}
     (tmp_path / "metrics.json").write_text(
@@ -120,7 +120,7 @@ def test_scores_come_from_metrics_json_first_with_their_intervals(synthetic: Sim
     assert (found[1].low, found[1].n) == (0.77, 408)
 
 
-def test_without_any_file_the_journal_gives_the_scores_of_the_best_step(synthetic: SimpleNamespace) -> None:
+def test_scores_fall_back_to_best_step_of_event_log(synthetic: SimpleNamespace) -> None:
     from tunesmith.runs.curves import curves_from_events
 
     curves = curves_from_events(synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4], accuracy=[0.7, 0.9, 0.8]))
@@ -131,7 +131,7 @@ def test_without_any_file_the_journal_gives_the_scores_of_the_best_step(syntheti
     assert found["loss"].low is None
 
 
-def test_a_damaged_file_is_named(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_damaged_file_is_named(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     synthetic.make_folder(tmp_path, synthetic.make_run([0.5], [0.5]))
     (tmp_path / "data_summary.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"data_summary\.json: is not JSON"):
@@ -142,7 +142,7 @@ def test_a_damaged_file_is_named(synthetic: SimpleNamespace, tmp_path: Path) -> 
         build_report(tmp_path)
 
 
-def test_the_headline_is_the_metric_the_run_was_steered_by(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_headline_is_the_metric_for_best_model(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     found = build_report(synthetic.make_split_folder(tmp_path, kind="many"))
     assert found.headline is not None
     assert (found.headline.split, found.headline.name, found.headline.value) == ("test", "f1_macro", 0.6)
@@ -155,9 +155,7 @@ def test_the_headline_is_the_metric_the_run_was_steered_by(synthetic: SimpleName
     assert facts["duration"] == "12 min 34 s"
 
 
-def test_a_run_under_way_is_still_learning_until_its_process_is_gone(
-    tmp_path: Path, synthetic: SimpleNamespace
-) -> None:
+def test_running_run_is_still_learning_until_process_ends(tmp_path: Path, synthetic: SimpleNamespace) -> None:
     synthetic.make_folder(
         tmp_path,
         synthetic.make_run(

@@ -1,4 +1,4 @@
-"""Two runs side by side: only what differs, tested on the same rows, and no claim without evidence."""
+"""Comparison of runs: only differences, tested on the same examples, and no claim without evidence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tunesmith.report.render import render_comparison
 
 @pytest.fixture
 def make(tmp_path: Path, synthetic: SimpleNamespace):
-    """A run folder; `flips` predictions of right rows are turned wrong."""
+    """Return a function that writes a run folder in which `flips` correct predictions become wrong."""
 
     def folder(
         name: str, *, flips: int = 0, options: dict[str, str] | None = None, seed: int = 0, hostile: bool = False
@@ -60,7 +60,7 @@ def test_only_options_that_differ_are_listed(make) -> None:
     assert found.same_options == 4
 
 
-def test_a_clear_loss_is_called_worse_with_its_numbers(make) -> None:
+def test_clearly_worse_run_is_reported_with_numbers(make) -> None:
     found = compare_runs([make("a"), make("b", flips=60, options={"learning_rate": "1e-2"})])
     test = found.tests[0]
     assert test.different
@@ -70,7 +70,7 @@ def test_a_clear_loss_is_called_worse_with_its_numbers(make) -> None:
     assert any("two or three seeds" in note for note in found.notes)
 
 
-def test_what_two_seeds_could_do_is_no_evidence_about_settings(make) -> None:
+def test_difference_within_seed_noise_is_no_evidence(make) -> None:
     a, b = make("a", flips=40), make("b")
     edit(b, lambda table: flip(table, 66, skip=40))
     test = compare_runs([a, b]).tests[0]
@@ -83,7 +83,7 @@ def test_what_two_seeds_could_do_is_no_evidence_about_settings(make) -> None:
     assert test.result.low < -0.064 < 0 <= test.result.high
 
 
-def test_label_ids_in_another_order_are_matched_by_name(make) -> None:
+def test_label_ids_in_different_order_match_by_name(make) -> None:
     a, b = make("a"), make("b", flips=60)
     straight = compare_runs([a, b]).tests[0].sentence
     summary = json.loads((b / "data_summary.json").read_text())
@@ -113,7 +113,7 @@ def change_label(table) -> None:
         (change_label, "1 of 408 validation rows have a different label"),
     ],
 )
-def test_rows_that_differ_are_not_paired_and_the_reason_is_said(make, change, word: str) -> None:
+def test_different_rows_are_not_paired_with_the_reason(make, change, word: str) -> None:
     a, b = make("a"), make("b", flips=100)
     edit(b, change)
     test = compare_runs([a, b]).tests[0]
@@ -123,7 +123,7 @@ def test_rows_that_differ_are_not_paired_and_the_reason_is_said(make, change, wo
     assert not test.different
 
 
-def test_runs_of_another_task_are_not_paired(make) -> None:
+def test_runs_of_different_tasks_are_not_paired(make) -> None:
     a, b = make("a"), make("b")
     summary = json.loads((b / "data_summary.json").read_text())
     summary["labels"] = ["equivalent", "other"]
@@ -131,7 +131,7 @@ def test_runs_of_another_task_are_not_paired(make) -> None:
     assert "Only runs of one task" in compare_runs([a, b]).tests[0].sentence
 
 
-def test_without_predictions_scores_and_options_are_still_compared(make) -> None:
+def test_scores_and_options_compare_without_predictions(make) -> None:
     a, b = make("a"), make("b", options={"learning_rate": "1e-4"})
     (b / "predictions.parquet").unlink()
     found = compare_runs([a, b])
@@ -140,7 +140,7 @@ def test_without_predictions_scores_and_options_are_still_compared(make) -> None
     assert found.scores
 
 
-def test_a_test_split_is_preferred_and_a_split_can_be_chosen(make) -> None:
+def test_split_is_preferred_and_split_can_be_set(make) -> None:
     a, b = make("a"), make("b")
     for path in (a, b):
         edit(path, lambda table: table.update(split=["test"] * 100 + ["validation"] * 308))
@@ -161,7 +161,7 @@ def test_several_runs_share_one_error_rate(make) -> None:
     assert "Holm, 3 tests" in several.tests[0].sentence
 
 
-def test_another_metric_is_tested_by_resampling(make) -> None:
+def test_other_metrics_are_tested_by_resampling(make) -> None:
     found = compare_runs([make("a"), make("b", flips=60)], metric="f1_macro").tests[0]
     assert found.different
     assert "f1_macro" in found.sentence
@@ -170,7 +170,7 @@ def test_another_metric_is_tested_by_resampling(make) -> None:
     assert worse.sentence.startswith("B is worse"), "a higher log loss is worse"
 
 
-def test_multilabel_runs_are_paired_too(make) -> None:
+def test_multilabel_runs_are_paired(make) -> None:
     a, b = make("a"), make("b")
 
     def as_lists(table) -> None:
@@ -185,7 +185,7 @@ def test_multilabel_runs_are_paired_too(make) -> None:
     assert test.sentence.startswith(f"{NO_EVIDENCE}: f1_micro")
 
 
-def test_a_run_is_not_compared_with_itself_nor_alone(make) -> None:
+def test_run_is_not_compared_with_itself_or_alone(make) -> None:
     a = make("a")
     with pytest.raises(ConfigError, match="named twice"):
         compare_runs([a, a])
@@ -193,12 +193,12 @@ def test_a_run_is_not_compared_with_itself_nor_alone(make) -> None:
         compare_runs([a])
 
 
-def test_difference_of_seeds_is_called_chance(make) -> None:
+def test_difference_between_seeds_is_reported_as_chance(make) -> None:
     found = compare_runs([make("a", options={"seed": "1"}), make("b", flips=60, options={"seed": "2"})])
     assert any("differ only in their seed" in note for note in found.notes)
 
 
-def test_the_page_needs_nothing_else_and_runs_nothing_of_the_data(make) -> None:
+def test_comparison_page_is_self_contained_and_safe(make) -> None:
     page = render_comparison(compare_runs([make("a", hostile=True), make("b", hostile=True, flips=20)]))
     assert page.count("<script>") == 1
     assert "<img src=x" not in page
@@ -208,9 +208,7 @@ def test_the_page_needs_nothing_else_and_runs_nothing_of_the_data(make) -> None:
     assert len(page) < 2_000_000
 
 
-def test_the_command_prints_tables_and_writes_the_page(
-    make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_prints_tables_and_writes_page(make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = make("a"), make("b", flips=60, options={"learning_rate": "1e-2"})
     out = tmp_path / "deep" / "compare.html"
     assert main(["compare", str(a), str(b), "--output", str(out)]) == 0
@@ -225,16 +223,18 @@ def test_the_command_prints_tables_and_writes_the_page(
     assert main(["compare", str(a)]) == 2
 
 
-def test_labels_decided_by_moved_thresholds_are_tested_not_the_largest_probability(make) -> None:
+def test_comparison_uses_labels_from_moved_thresholds(make) -> None:
     a, b = make("a"), make("b")
-    edit(b, lambda table: table.update(prediction=[table["label"][0]] * len(table["label"])))  # probabilities stay
+    edit(
+        b, lambda table: table.update(prediction=[table["label"][0]] * len(table["label"]))
+    )  # probabilities stay unchanged unchanged
     test = compare_runs([a, b], metric="accuracy").tests[0]
     assert test.result is not None
     assert test.result.value_b != test.result.value_a
     assert test.different
 
 
-def test_rows_in_another_order_are_matched_and_not_compared_blindly(make) -> None:
+def test_reordered_rows_are_matched(make) -> None:
     a, b = make("a"), make("b", flips=60)
 
     def shuffle(table) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of all kinds of runs."""
+"""Plots of all kinds of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def curves(synthetic: SimpleNamespace) -> Curves:
     )
 
 
-def test_the_validation_line_holds_the_journals_values(curves: Curves) -> None:
+def test_validation_line_has_the_logged_values(curves: Curves) -> None:
     loss, metric = draw_curves(curves).axes
     lines = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in [*loss.lines, *metric.lines]}
     assert lines["training sample"] == curves.metric("train_sample", "accuracy").value.tolist()
@@ -31,9 +31,7 @@ def test_the_validation_line_holds_the_journals_values(curves: Curves) -> None:
 
 
 @pytest.mark.parametrize("scores", [[0.6, 0.6, 0.6], [0.5, 0.7, 0.9], [0.9, 0.7, 0.5]])
-def test_notes_titles_and_legends_cover_neither_points_nor_each_other(
-    synthetic: SimpleNamespace, scores: list[float]
-) -> None:
+def test_plot_texts_do_not_overlap_points_or_each_other(synthetic: SimpleNamespace, scores: list[float]) -> None:
     events = synthetic.make_run([0.5, 0.3, 0.1], [0.45, 0.40, 0.55], accuracy=scores, metric="matthews_correlation")
     figure = draw_curves(curves_from_events(events))
     figure.canvas.draw()
@@ -47,19 +45,19 @@ def test_notes_titles_and_legends_cover_neither_points_nor_each_other(
         assert not any(box.contains(*point) for box in boxes for point in points)
 
 
-def test_several_runs_share_one_picture_and_are_named(curves: Curves, synthetic: SimpleNamespace) -> None:
+def test_several_runs_share_one_plot_with_names(curves: Curves, synthetic: SimpleNamespace) -> None:
     other = curves_from_events(synthetic.make_run([0.5], [0.45]), name="second")
     figure = draw_curves([curves, other], theme="dark")
     assert "second" in figure.axes[0].get_legend_handles_labels()[1]
     assert figure_bytes(figure, "png")
 
 
-def test_a_step_that_was_not_finite_is_marked(synthetic: SimpleNamespace) -> None:
+def test_nan_or_infinite_step_is_marked(synthetic: SimpleNamespace) -> None:
     figure = draw_curves(curves_from_events(synthetic.make_run([0.5, 0.3], [0.5, 0.4], nan_after=150)))
     assert "NaN or infinite" in figure.axes[0].get_legend_handles_labels()[1]
 
 
-def test_one_spike_does_not_press_the_curve_flat(synthetic: SimpleNamespace) -> None:
+def test_one_spike_does_not_flatten_the_curve(synthetic: SimpleNamespace) -> None:
     events = synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4])
     events = [
         StepDone(**{**{f: getattr(e, f) for f in e.__slots__}, "loss": 400.0})
@@ -70,21 +68,21 @@ def test_one_spike_does_not_press_the_curve_flat(synthetic: SimpleNamespace) -> 
     assert draw_curves(curves_from_events(events)).axes[0].get_ylim()[1] < 3
 
 
-def test_a_run_without_any_point_still_draws() -> None:
+def test_run_without_points_is_plotted() -> None:
     nothing = curves_from_events([])
     assert figure_bytes(draw_curves(nothing), "svg")
 
 
-def test_a_light_picture_in_dark_colours_is_the_picture_drawn_dark(curves: Curves) -> None:
+def test_recolored_light_plot_equals_dark_plot(curves: Curves) -> None:
     import re
 
     light, dark = (figure_bytes(draw_curves([curves, curves], theme=name), "svg") for name in ("light", "dark"))
-    ids = rb'(?:id="|#)[mpC][0-9a-f_]{8,}'  # made anew for each picture
+    ids = rb'(?:id="|#)[mpC][0-9a-f_]{8,}'  # random for each plot
     assert re.sub(ids, b"", darken(light)) == re.sub(ids, b"", dark)
     assert re.sub(ids, b"", light) != re.sub(ids, b"", dark)
 
 
-def test_unknown_mplbackend_does_not_break_pictures() -> None:
+def test_unknown_mplbackend_does_not_break_plots() -> None:
     code = "from tunesmith.report.plots import new_figure; new_figure(width=1, height=1, theme='light')"
     environment = {**os.environ, "MPLBACKEND": "junk", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)

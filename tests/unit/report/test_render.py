@@ -1,4 +1,4 @@
-"""The page: whole, small, safe, and true to the numbers."""
+"""The report is complete, small and safe, and shows the right numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tunesmith.runs.event_log import Journal
 
 
 class Tags(HTMLParser):
-    """Start tags with their attributes; script contents."""
+    """Collects start tags with their attributes, and script contents."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def page(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
     return write_report(build_report(folder), folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_page_is_small_and_asks_for_nothing(page: str) -> None:
+def test_report_is_small_and_makes_no_requests(page: str) -> None:
     assert len(page.encode()) < 2_000_000
     for tag, attributes in parse(page).tags:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
@@ -68,7 +68,7 @@ def test_the_page_is_small_and_asks_for_nothing(page: str) -> None:
             assert value.startswith(("#", "data:")), (tag, name, value)
 
 
-def test_there_is_one_script_to_run_and_no_inline_style_or_handler(page: str) -> None:
+def test_report_has_one_script_and_no_inline_handlers(page: str) -> None:
     found = parse(page)
     kinds = [a.get("type") for tag, a in found.tags if tag == "script"]
     assert kinds == ["application/json", None]
@@ -81,7 +81,7 @@ def test_there_is_one_script_to_run_and_no_inline_style_or_handler(page: str) ->
     assert policy == content_policy(re.findall(r"<style>(.*?)</style>", page, re.DOTALL)[0], found.scripts[1])
 
 
-def test_the_numbers_to_read_off_are_the_journals(page: str, synthetic: SimpleNamespace) -> None:
+def test_report_data_equals_the_event_log(page: str, synthetic: SimpleNamespace) -> None:
     data = json.loads(parse(page).scripts[0])
     points = {series["name"]: series["points"] for series in data["loss"]["series"]}
     done = [e for e in events_of(synthetic) if isinstance(e, StepDone)]
@@ -90,7 +90,7 @@ def test_the_numbers_to_read_off_are_the_journals(page: str, synthetic: SimpleNa
     assert points["validation"] == [[100, 0.45], [200, 0.40], [300, 0.46], [400, 0.63]]
 
 
-def test_every_section_is_there_with_its_facts(page: str) -> None:
+def test_report_contains_every_section(page: str) -> None:
     for words in (
         "Overfitting",
         "rose 0.40 to 0.63 after step 200",
@@ -107,7 +107,7 @@ def test_every_section_is_there_with_its_facts(page: str) -> None:
         assert words in page, words
 
 
-def test_pictures_have_words_and_headings_do_not_skip_a_level(page: str) -> None:
+def test_plots_have_alt_text_and_headings_are_nested(page: str) -> None:
     found = parse(page).tags
     assert all((a.get("alt") or "").strip() for tag, a in found if tag == "img")
     levels = [int(tag[1]) for tag, _ in found if re.fullmatch(r"h[1-6]", tag)]
@@ -120,7 +120,7 @@ def test_pictures_have_words_and_headings_do_not_skip_a_level(page: str) -> None
     assert anchors <= {f"#{i}" for i in ids}
 
 
-def test_hostile_text_stays_text(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_hostile_text_is_escaped(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     synthetic.make_folder(tmp_path, events_of(synthetic), hostile=True)
     found = parse(render_report(build_report(tmp_path)))
     assert [tag for tag, _ in found.tags].count("script") == 2
@@ -128,7 +128,7 @@ def test_hostile_text_stays_text(synthetic: SimpleNamespace, tmp_path: Path) -> 
     assert not any(name.startswith("on") for _, a in found.tags for name in a)
 
 
-def test_a_run_with_nothing_but_its_first_line_still_gets_a_page(tmp_path: Path) -> None:
+def test_run_with_only_its_first_event_has_a_report(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl") as journal:
         journal.append(RunStarted("r", 0, 100, 10.0, 10.0, 80))
     page = render_report(build_report(tmp_path))
@@ -136,7 +136,7 @@ def test_a_run_with_nothing_but_its_first_line_still_gets_a_page(tmp_path: Path)
     assert "No evaluation has been made yet" in page
 
 
-def test_a_run_that_was_not_finite_says_so(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_report_mentions_nan_or_infinite_loss(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl") as journal:
         for event in synthetic.make_run([0.5, 0.3], [0.5, 0.4], nan_after=150):
             journal.append(event)
@@ -147,7 +147,7 @@ def test_a_run_that_was_not_finite_says_so(synthetic: SimpleNamespace, tmp_path:
     assert data["loss"]["series"][0]["points"][-1] == [151, None]
 
 
-def test_json_in_a_page_cannot_end_its_element() -> None:
+def test_embedded_json_cannot_end_its_element() -> None:
     text = embed_json({"name": "</script><!--<script>&"})
     assert not set("<>&") & set(text)
     assert json.loads(text) == {"name": "</script><!--<script>&"}

@@ -1,4 +1,4 @@
-"""Curves say what the journal says, whatever happened to the run."""
+"""Curves equal the event log, whatever happened to the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(path: Path, events: list[Event]) -> None:
             journal.append(event)
 
 
-def test_the_numbers_of_the_curve_are_the_journals(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_curve_equals_the_event_log(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     events = healthy(synthetic)
     write(tmp_path / "journal.jsonl", events)
     curves = load_curves(tmp_path)
@@ -45,7 +45,7 @@ def test_the_numbers_of_the_curve_are_the_journals(synthetic: SimpleNamespace, t
     assert curves.name == tmp_path.name
 
 
-def test_an_evaluation_that_was_not_finite_is_a_gap() -> None:
+def test_nan_or_infinite_evaluation_is_a_gap() -> None:
     events: list[Event] = [
         Evaluated(s, s / 10, "validation", {"loss": v}, 40) for s, v in ((10, 0.5), (20, None), (30, 0.4))
     ]
@@ -54,7 +54,7 @@ def test_an_evaluation_that_was_not_finite_is_a_gap() -> None:
     assert found.best() == (30, 0.4)
 
 
-def test_a_resumed_run_looks_like_one_that_was_never_stopped(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_resumed_run_has_the_same_curve(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     events = healthy(synthetic)
     path = tmp_path / "journal.jsonl"
     write(path, [e for e in events if e.step <= 250])
@@ -65,7 +65,7 @@ def test_a_resumed_run_looks_like_one_that_was_never_stopped(synthetic: SimpleNa
     assert load_curves(tmp_path).resumed_at == (200,)
 
 
-def test_steps_written_twice_count_once_also_without_truncation(synthetic: SimpleNamespace) -> None:
+def test_repeated_steps_count_once_without_truncation(synthetic: SimpleNamespace) -> None:
     events = healthy(synthetic)
     stale: list[Event] = [StepDone(s, s / 100, 9.0, 1.0, 1e-5, 16, 850, 880, 0.1) for s in range(201, 251)]
     stale.append(Evaluated(250, 2.5, "validation", {"loss": 9.0}, 408))
@@ -90,7 +90,7 @@ def test_no_events_give_empty_curves() -> None:
     assert len(curves.train_loss.smoothed()) == 0
 
 
-def test_smoothing_leaves_a_straight_line_where_it_is_and_keeps_gaps() -> None:
+def test_smoothing_keeps_straight_lines_and_gaps() -> None:
     line = [1.0 - k / 200 for k in range(100)]
     np.testing.assert_allclose(series(line).smoothed(15).value[10:-10], line[10:-10], atol=1e-12)
     np.testing.assert_allclose(series(line).smoothed(15).value, line, atol=0.01)
@@ -100,7 +100,7 @@ def test_smoothing_leaves_a_straight_line_where_it_is_and_keeps_gaps() -> None:
     assert np.isfinite(np.delete(found, 50)).all()
 
 
-def test_thinning_keeps_the_highest_the_lowest_and_the_gaps() -> None:
+def test_thinning_keeps_extremes_and_gaps() -> None:
     values = [0.5] * 10_000
     values[1234], values[7777], values[5000] = 9.0, -9.0, np.nan
     thin = series(values).thinned(200)

@@ -1,4 +1,4 @@
-"""Event logs: appended, read, truncated, followed; damaged ones are named by line."""
+"""Event logs are appended, read, truncated and followed; damage is reported with its line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def step_done(step: int, loss: float | None = 0.5) -> StepDone:
 
 
 def two_epochs() -> list[Event]:
-    """Two epochs of four steps, an evaluation and a checkpoint after each, no SafePoint."""
+    """Return two epochs of four steps, each with an evaluation and a checkpoint, without SafePoint events."""
     events: list[Event] = [RunStarted("r", 0, 8, 4.0, 2.0, 32)]
     for epoch in (0, 1):
         events.append(EpochStarted(epoch, epoch * 4))
@@ -60,7 +60,7 @@ def path(tmp_path: Path) -> Path:
     return write(tmp_path / "journal.jsonl", two_epochs())
 
 
-def test_log_reads_back_what_was_appended_but_safe_points(tmp_path: Path) -> None:
+def test_log_reads_back_appended_events_except_safe_points(tmp_path: Path) -> None:
     path = write(tmp_path / "j.jsonl", [*two_epochs()[:3], SafePoint(1)])
     assert read_journal(path) == two_epochs()[:3]
 
@@ -78,7 +78,7 @@ def test_text_with_newlines_stays_on_one_line(tmp_path: Path) -> None:
     assert read_journal(path) == [note, step_done(1)]
 
 
-def test_every_cut_of_the_last_line_keeps_the_others(path: Path) -> None:
+def test_truncated_last_line_keeps_the_others(path: Path) -> None:
     whole = path.read_bytes()
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
     for cut in range(last, len(whole)):
@@ -86,7 +86,7 @@ def test_every_cut_of_the_last_line_keeps_the_others(path: Path) -> None:
         assert read_journal(path) == two_epochs()[:-1]
 
 
-def test_append_after_a_cut_line_removes_it_first(path: Path) -> None:
+def test_append_removes_a_truncated_line_first(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
     write(path, [RunEnded(8, "SIGTERM")])
     assert read_journal(path) == [*two_epochs()[:-1], RunEnded(8, "SIGTERM")]
@@ -108,7 +108,7 @@ def test_truncated_log_keeps_earlier_resumes(path: Path) -> None:
     assert read_journal(path)[-1] == Resumed(4, "checkpoint-4")
 
 
-def test_truncation_drops_a_cut_line_and_leaves_no_file(path: Path) -> None:
+def test_truncation_drops_partial_line_and_leaves_no_file(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     truncate_journal(path, 8)
     assert read_journal(path) == two_epochs()[:-1]

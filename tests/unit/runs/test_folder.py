@@ -1,4 +1,4 @@
-"""Run folders: their paths, their JSON files, their lock and the commit they name."""
+"""Run folders: paths, JSON files, lock and recorded commit."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 @needs_git
-def test_commit_equals_that_of_git(repository: Path, tmp_path: Path) -> None:
+def test_commit_matches_git(repository: Path, tmp_path: Path) -> None:
     wanted = git(repository, "rev-parse", "HEAD")
     assert current_commit(repository) == wanted
     assert current_commit(repository / "deep" / "down") == wanted
@@ -111,6 +111,6 @@ def test_commands_of_a_repository_are_not_run(
     git(repository, "config", "core.fsmonitor", f"touch {canary}")
     monkeypatch.chdir(repository)
     assert describe_environment()["commit"] == git(repository, "rev-parse", "HEAD")
-    canary.unlink(missing_ok=True)  # git itself may have run it just now
+    canary.unlink(missing_ok=True)  # git itself may have run it
     describe_environment()
     assert not canary.exists()

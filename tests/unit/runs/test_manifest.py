@@ -1,4 +1,4 @@
-"""Folders with a checksum manifest: there and whole, or not there."""
+"""Folders with a checksum manifest are complete or absent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_changed_manifest_that_parses_is_found(tmp_path: Path) -> None:
         read_manifest(tmp_path / "x")
 
 
-def test_sweep_removes_debris_and_restores_a_folder(tmp_path: Path) -> None:
+def test_sweep_removes_leftovers_and_restores_a_folder(tmp_path: Path) -> None:
     publish_folder(tmp_path / "best", fill, {"step": 1})
     os.rename(tmp_path / "best", tmp_path / ".tmp-old-best-123")
     (tmp_path / ".tmp-checkpoint-4-99").mkdir()
@@ -84,7 +84,7 @@ def test_lock_names_its_process_and_ends_with_it(tmp_path: Path) -> None:
         pass
 
 
-def test_replaced_folder_keeps_files_of_a_person(tmp_path: Path) -> None:
+def test_replaced_folder_keeps_user_files(tmp_path: Path) -> None:
     publish_folder(tmp_path / "best", fill, {"step": 1})
     (tmp_path / "best" / "notes").mkdir()
     (tmp_path / "best" / "notes" / "a.txt").write_text("mine")
@@ -96,7 +96,7 @@ def test_replaced_folder_keeps_files_of_a_person(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["best"]
 
 
-def test_retire_keeps_files_of_a_person(tmp_path: Path) -> None:
+def test_retire_keeps_user_files(tmp_path: Path) -> None:
     publish_folder(tmp_path / "x", fill, {})
     (tmp_path / "x" / "a.txt").write_text("mine")
     retire(tmp_path / "x")

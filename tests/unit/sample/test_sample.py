@@ -1,4 +1,4 @@
-"""The embedded sample data: whole, fair, split without leaks, and not solvable by counting shared words."""
+"""The bundled sample data is complete and balanced, has no leaks, and can't be solved by counting shared words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = dict[str, str]
 
 
 def load_bench(name: str) -> ModuleType:
-    """A module of the bench folder, which is no package."""
+    """Import a module of the bench folder, which is not a package."""
     spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -30,29 +30,29 @@ def load_bench(name: str) -> ModuleType:
 
 
 def read(split: str) -> list[Row]:
-    """The rows of one split."""
+    """Return the rows of one split."""
     with sample_file(split).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[Row]]:
-    """All rows by split."""
+    """Return all rows by split."""
     return {split: read(split) for split in SPLITS}
 
 
 def sentences(rows: list[Row]) -> set[str]:
-    """The distinct sentences of some rows, in lower case with single spaces."""
+    """Return the distinct sentences of some rows, in lower case with single spaces."""
     return {" ".join(row[side].casefold().split()) for row in rows for side in ("sentence1", "sentence2")}
 
 
 def overlap_data(rows: dict[str, list[Row]], overlap: ModuleType, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Overlap features and 0/1 targets of a split."""
+    """Return overlap features and 0/1 targets of a split."""
     pairs = [(row["sentence1"], row["sentence2"]) for row in rows[split]]
     return overlap.overlap_features(pairs), np.asarray([int(row["label"] == "equivalent") for row in rows[split]])
 
 
-def test_no_sentence_crosses_a_split(rows: dict[str, list[Row]]) -> None:
+def test_sentences_do_not_cross_splits(rows: dict[str, list[Row]]) -> None:
     train, validation, test = (sentences(rows[split]) for split in SPLITS)
     assert not train & validation
     assert not train & test
@@ -66,13 +66,13 @@ def test_both_labels_are_equally_frequent(rows: dict[str, list[Row]], split: str
     assert counts["equivalent"] == counts["not_equivalent"]
 
 
-def test_the_csv_files_are_what_the_authored_groups_build(rows: dict[str, list[Row]]) -> None:
+def test_csv_files_match_the_authored_groups(rows: dict[str, list[Row]]) -> None:
     builder = load_bench("build_sample")
     for split, pairs in builder.build().items():
         assert sample_file(split).read_bytes() == builder.to_csv(pairs).encode()
 
 
-def test_counting_shared_words_stays_under_seventy_percent(rows: dict[str, list[Row]]) -> None:
+def test_word_overlap_baseline_is_below_seventy_percent(rows: dict[str, list[Row]]) -> None:
     overlap = load_bench("word_overlap")
     train, test = overlap_data(rows, overlap, "train"), overlap_data(rows, overlap, "test")
     threshold, _, _ = overlap.best_threshold(train, test)
@@ -80,6 +80,6 @@ def test_counting_shared_words_stays_under_seventy_percent(rows: dict[str, list[
     assert overlap.logistic_accuracy(train, test) < 0.70
 
 
-def test_an_unknown_split_is_refused_by_name() -> None:
+def test_unknown_split_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="dev"):
         sample_file("dev")

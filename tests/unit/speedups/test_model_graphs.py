@@ -60,7 +60,7 @@ class StandIn:
         def run() -> Any:
             if is_forward:
                 pool[:] = [call]
-            assert pool == [call], "another pass wrote to the memory of this one"
+            assert pool == [call], "a different pass wrote to this one's memory"
             with torch.enable_grad():
                 return work()
 

@@ -158,7 +158,7 @@ def test_fingerprint_changes_with_moments_and_settings(change: str) -> None:
         found.append(fingerprint.of_step())
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
-    assert len(set(found)) == 1, "the first step makes the moments: that is not a change"
+    assert len(set(found)) == 1, "the first step creates the moments, which is not a change"
     saved, (tensors, plain) = copy.deepcopy(optimizer.state_dict()), pack_optimizer(optimizer)
     held = [v for state in optimizer.state.values() for v in state.values()]  # so that it is not replaced
     if change == "load_state_dict":

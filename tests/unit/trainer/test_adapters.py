@@ -1,4 +1,4 @@
-"""Checkpoints of a Trainer whose model has PEFT adapters: sealed adapter folders, exact resume, the best adapter loaded."""
+"""Checkpoints of a Trainer with PEFT adapters: verified adapter folders, exact resume, best adapter loaded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def everything(trainer: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_run_with_adapters_resumes_bit_for_bit_and_never_writes_the_whole_model(tmp_path: Path, name: str) -> None:
+def test_adapter_run_resumes_bit_identically(tmp_path: Path, name: str) -> None:
     whole = make(tmp_path / "whole", KINDS[name](), save_steps=3)
     whole.train()
     folder = tmp_path / "whole" / "checkpoint-3"
@@ -63,7 +63,7 @@ def test_a_run_with_adapters_resumes_bit_for_bit_and_never_writes_the_whole_mode
 
 @pytest.mark.parametrize("name", ["lora", "prompt-encoder", "unfrozen-by-hand", "several-adapters"])
 @pytest.mark.parametrize("save_only_model", [False, True])
-def test_the_best_adapters_are_loaded_at_the_end(tmp_path: Path, name: str, save_only_model: bool) -> None:
+def test_best_adapters_are_loaded_at_the_end(tmp_path: Path, name: str, save_only_model: bool) -> None:
     best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
     trainer = make(tmp_path, KINDS[name](), save_only_model=save_only_model, learning_rate=0.3, **best)
     trainer.train()
@@ -72,7 +72,7 @@ def test_the_best_adapters_are_loaded_at_the_end(tmp_path: Path, name: str, save
     assert trainer.evaluate()["eval_loss"] == max(measured)
 
 
-def test_a_checkpoint_is_loaded_by_peft_and_a_merged_model_predicts_the_same(tmp_path: Path) -> None:
+def test_peft_loads_and_merges_adapter_checkpoint(tmp_path: Path) -> None:
     base = tmp_path / "base"
     tiny_bert().save_pretrained(base)
     trainer = make(tmp_path / "run", get_peft_model(type(tiny_bert()).from_pretrained(base), lora(task_type="SEQ_CLS")))
@@ -89,7 +89,7 @@ def test_a_checkpoint_is_loaded_by_peft_and_a_merged_model_predicts_the_same(tmp
             )
 
 
-def test_a_checkpoint_of_adapters_does_not_fit_another_model(tmp_path: Path) -> None:
+def test_adapter_checkpoint_is_refused_by_different_model(tmp_path: Path) -> None:
     make(tmp_path / "run", KINDS["lora"](), max_steps=2).train()
     folder = str(tmp_path / "run" / "checkpoint-1")
     with pytest.raises(CheckpointError, match="adapters was True and is False; the model changed"):
@@ -110,7 +110,7 @@ def test_a_checkpoint_of_adapters_does_not_fit_another_model(tmp_path: Path) -> 
         resume("more", KINDS["several-adapters"]())
 
 
-def test_a_damaged_adapter_file_is_named_and_the_checkpoint_before_it_is_used(tmp_path: Path) -> None:
+def test_damaged_adapter_checkpoint_is_skipped(tmp_path: Path) -> None:
     make(tmp_path, KINDS["lora"](), max_steps=3).train()
     file = tmp_path / "checkpoint-3" / "adapter_model.safetensors"
     data = bytearray(file.read_bytes())

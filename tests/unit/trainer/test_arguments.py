@@ -1,4 +1,4 @@
-"""Constructor and TrainingArguments: those of transformers, and the names of older versions."""
+"""Constructor and TrainingArguments match transformers, including names of older versions."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def test_old_names_are_accepted_with_a_note(
     assert len([r for r in caplog.records if next(iter(old)) in r.getMessage()]) == 1
 
 
-def test_an_unknown_name_gets_the_nearest_known_one() -> None:
+def test_unknown_argument_suggests_nearest_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'learning_rate'"):
         TrainingArguments("out", learning_rat=1e-3)
 
 
-def test_the_arguments_can_be_parsed_from_a_command_line(tmp_path: Path) -> None:
+def test_arguments_can_be_parsed_from_command_line(tmp_path: Path) -> None:
     words = ["--output_dir", str(tmp_path), "--learning_rate", "0.5", "--use_cpu", "True"]
     (args,) = transformers.HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)
     assert args.learning_rate == 0.5
 
 
-def test_the_old_keyword_tokenizer_is_accepted_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_old_keyword_tokenizer_is_accepted_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     marker = object()
     with caplog.at_level(logging.WARNING, logger="tunesmith"):
         trainer = Trainer(Regression(), arguments(tmp_path), tokenizer=marker)
@@ -77,7 +77,7 @@ def test_arguments_are_left_untouched(tmp_path: Path) -> None:
         ({"save_strategy": "best"}, "metric_for_best_model"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_runs(tmp_path: Path, options: Any, message: str) -> None:
+def test_impossible_arguments_are_refused_before_training(tmp_path: Path, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Trainer(Regression(), arguments(tmp_path, **options), train_dataset=RegressionDataset())
 

@@ -1,4 +1,4 @@
-"""Callbacks: added, removed, listened to; early stopping; trackers; search."""
+"""Hyperparameter search of the Trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make(folder: Path, *, kind: Any = Trainer, model: Any = None, callbacks: Any
     )
 
 
-def test_a_search_with_optuna_returns_the_best_run(tmp_path: Path) -> None:
+def test_optuna_search_returns_the_best_run(tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     trainer = Trainer(

@@ -1,4 +1,4 @@
-"""Checkpoints of a Trainer: names as in transformers, exact resume, damage named, the best model kept and loaded."""
+"""Checkpoints of a Trainer: transformers' names, exact resume, reported damage, and the best model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class OwnLoader(Trainer):
     ],
     ids=["plain", "accumulation", "plateau", "epoch-evaluation", "own-loader", "stream", "cosine"],
 )
-def test_resume_from_any_checkpoint_repeats_the_run_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_resume_from_any_checkpoint_is_bit_identical(tmp_path: Path, options: dict[str, Any]) -> None:
     def new(folder: Path) -> Any:
         data = Stream(46) if options.get("data") == "stream" else None
         return make(folder, **{**options, "data": data})
@@ -90,7 +90,7 @@ def test_resume_from_any_checkpoint_repeats_the_run_bit_for_bit(tmp_path: Path, 
         assert lasting(again.state.log_history) == history, step
 
 
-def test_a_broken_run_goes_on_in_its_own_folder_and_its_journal_has_every_step_once(tmp_path: Path) -> None:
+def test_interrupted_run_logs_every_step_once(tmp_path: Path) -> None:
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 8:
@@ -113,7 +113,7 @@ def test_a_broken_run_goes_on_in_its_own_folder_and_its_journal_has_every_step_o
     assert rows == [e for e in unbroken if isinstance(e, RowsEvaluated)]
 
 
-def test_a_checkpoint_holds_what_scripts_look_for_and_no_pickle(tmp_path: Path) -> None:
+def test_checkpoint_has_expected_files_and_no_pickle(tmp_path: Path) -> None:
     trainer = make(tmp_path, model=PretrainedRegression(RegressionConfig(a=1)), save_steps=5)
     trainer.train()
     folder = Path(get_last_checkpoint(str(tmp_path)))
@@ -129,7 +129,7 @@ def test_a_checkpoint_holds_what_scripts_look_for_and_no_pickle(tmp_path: Path) 
     assert isinstance(loaded.a.item(), float)
 
 
-def test_save_model_writes_a_folder_that_loads_again(tmp_path: Path) -> None:
+def test_save_model_writes_a_loadable_folder(tmp_path: Path) -> None:
     trainer = make(tmp_path, model=PretrainedRegression(RegressionConfig(a=1)), save_strategy="no")
     trainer.train()
     trainer.save_model(str(tmp_path / "model"))
@@ -141,14 +141,14 @@ def test_save_model_writes_a_folder_that_loads_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "all_results.json").read_text()) == {"train_loss": 1.0}
 
 
-def test_there_must_be_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+def test_resume_without_checkpoint_raises(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="No valid checkpoint found in output directory"):
         make(tmp_path).train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match="Can't find a valid checkpoint at"):
         make(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5-bogus"))
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_a_named_one_refused(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_skipped_or_refused_if_named(tmp_path: Path) -> None:
     make(tmp_path).train()
     file = tmp_path / "checkpoint-12" / "optimizer.safetensors"
     data = bytearray(file.read_bytes())
@@ -178,7 +178,7 @@ def test_weights_split_into_shards_are_verified(tmp_path: Path) -> None:
         make(tmp_path / "again", max_steps=3).train(resume_from_checkpoint=str(folder))
 
 
-def test_other_data_or_another_seed_is_refused(tmp_path: Path) -> None:
+def test_different_data_or_seed_is_refused(tmp_path: Path) -> None:
     make(tmp_path, max_steps=3).train()
     with pytest.raises(CheckpointError, match="the training data changed"):
         make(tmp_path, data=RegressionDataset(length=47)).train(resume_from_checkpoint=True)
@@ -201,7 +201,7 @@ def test_resume_with_changed_batch_size_warns_and_is_recorded(
     assert expected in [e.text for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, Note)]
 
 
-def test_resume_with_accumulation_instead_of_rows_sees_the_same_rows(tmp_path: Path) -> None:
+def test_resume_with_different_accumulation_sees_same_rows(tmp_path: Path) -> None:
     ends = []
     for name, option in (("1", {}), ("2", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2})):
         make(tmp_path / name, model=Regression(), max_steps=5).train()
@@ -220,7 +220,7 @@ def test_event_log_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> Non
         make(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
 
 
-def test_another_version_of_a_library_is_a_warning_and_recorded(
+def test_different_library_version_warns_and_is_recorded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tunesmith.trainer import identity
@@ -239,7 +239,7 @@ def test_another_version_of_a_library_is_a_warning_and_recorded(
 
 
 class Growing(torch.nn.Module):
-    """Remembers the rows it saw in a buffer that grows, and knows how to load it."""
+    """Records the rows it saw in a growing buffer, which it can load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class Growing(torch.nn.Module):
         return (y,) if labels is None else (torch.nn.functional.mse_loss(y, labels), y)
 
 
-def test_the_rows_seen_after_a_resume_are_those_of_the_whole_run(tmp_path: Path) -> None:
+def test_resumed_run_sees_the_same_examples(tmp_path: Path) -> None:
     torch.manual_seed(0)
     whole = make(tmp_path / "whole", model=Growing())
     whole.train()
@@ -278,7 +278,7 @@ def test_frozen_parameters_stay_frozen_after_a_resume(tmp_path: Path) -> None:
     assert runs[0].model.b.item() == runs[1].model.b.item() != 0.0
 
 
-def test_more_epochs_may_be_asked_for_on_resume(tmp_path: Path) -> None:
+def test_resume_accepts_more_epochs(tmp_path: Path) -> None:
     make(tmp_path, lr_scheduler_type="constant").train()
     longer = make(tmp_path, num_train_epochs=3, lr_scheduler_type="constant")
     longer.train(resume_from_checkpoint=True)
@@ -286,21 +286,21 @@ def test_more_epochs_may_be_asked_for_on_resume(tmp_path: Path) -> None:
     assert longer.state.epoch == 3
 
 
-def test_a_checkpoint_of_transformers_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_transformers_checkpoint_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-3").mkdir()
     (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"not written by tunesmith.*from_pretrained"):
         make(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
-def test_a_checkpoint_of_the_weights_alone_loads_but_does_not_resume(tmp_path: Path) -> None:
+def test_weights_only_checkpoint_loads_but_does_not_resume(tmp_path: Path) -> None:
     make(tmp_path, model=Regression(), save_only_model=True, max_steps=2).train()
     assert not (tmp_path / "checkpoint-2" / "optimizer.safetensors").exists()
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
         make(tmp_path, model=Regression()).train(resume_from_checkpoint=True)
 
 
-def test_a_second_run_in_the_same_folder_resumes_its_own_checkpoints(tmp_path: Path) -> None:
+def test_second_run_in_a_folder_resumes_its_own_checkpoints(tmp_path: Path) -> None:
     make(tmp_path, save_steps=4).train()
     make(tmp_path, save_steps=3, max_steps=5).train()
     recorder = Recorder()
@@ -310,7 +310,7 @@ def test_a_second_run_in_the_same_folder_resumes_its_own_checkpoints(tmp_path: P
     assert again.state.global_step == 5
 
 
-def test_output_folder_with_another_model_is_refused_before_training(tmp_path: Path) -> None:
+def test_output_folder_with_different_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"base model")
     recorder = Recorder()
     with pytest.raises(ResourceError, match=r"contains model\.safetensors"):

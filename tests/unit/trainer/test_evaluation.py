@@ -1,4 +1,4 @@
-"""evaluate and predict: every row once, in the order of the dataset, with the metrics under transformers' keys."""
+"""evaluate and predict process every row once, in dataset order, and return metrics under transformers' keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make(folder: Path, *, model: Any = None, kind: Any = Trainer, **options: Any
     return kind(Regression(1.5, 2.5) if model is None else model, arguments(folder, **options), **own)
 
 
-def test_evaluate_returns_the_loss_and_metrics_of_every_row(tmp_path: Path) -> None:
+def test_evaluate_returns_loss_and_metrics_of_all_examples(tmp_path: Path) -> None:
     trainer = make(tmp_path, compute_metrics=Accuracy())
     data = trainer.eval_dataset
     predicted = 1.5 * data.x + 2.5
@@ -42,7 +42,7 @@ def test_evaluate_returns_the_loss_and_metrics_of_every_row(tmp_path: Path) -> N
     }
 
 
-def test_predict_returns_a_named_tuple_in_the_order_of_the_dataset(tmp_path: Path) -> None:
+def test_predict_returns_named_tuple_in_dataset_order(tmp_path: Path) -> None:
     data = RegressionDataset(length=66, seed=1)
     predictions, labels, metrics = make(tmp_path, compute_metrics=Accuracy()).predict(data)
     assert np.allclose(predictions, 1.5 * data.x + 2.5)
@@ -50,7 +50,7 @@ def test_predict_returns_a_named_tuple_in_the_order_of_the_dataset(tmp_path: Pat
     assert {"test_loss", "test_accuracy", "test_runtime"} <= set(metrics)
 
 
-def test_rows_sorted_by_length_come_back_in_order(tmp_path: Path) -> None:
+def test_rows_sorted_by_length_are_returned_in_order(tmp_path: Path) -> None:
     data = arrow(37)
     options: dict[str, Any] = {"model": tiny_bert(), "train_sampling_strategy": "group_by_length", "eval_dataset": data}
     trainer = make(tmp_path, data_collator=DataCollatorWithPadding(tokenizer()), **options)

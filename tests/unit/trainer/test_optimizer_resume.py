@@ -1,4 +1,4 @@
-"""Whatever optimizer and scheduler a person brings, a resumed run repeats the unbroken one bit for bit."""
+"""With any optimizer and scheduler, a resumed run is bit-identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Make = Callable[[Any], Any]
 
 
 class WithOptimizer(Trainer):
-    """Takes its optimizer and scheduler from `make_optimizer` and `make_scheduler`."""
+    """Trainer with optimizer and scheduler from `make_optimizer` and `make_scheduler`."""
 
     make_optimizer: Any = None
     make_scheduler: Any = None
@@ -36,7 +36,7 @@ class WithOptimizer(Trainer):
 
 
 def repeats(folder: Path, *, optimizer: Make | None = None, scheduler: Make | None = None, **options: Any) -> Any:
-    """Trains 12 steps, then the last 7 again from a checkpoint; both ends are equal. Returns the resumed trainer."""
+    """Train 12 steps and the last 7 again from a checkpoint; assert equal weights and return the resumed Trainer."""
     kind = type("Kind", (WithOptimizer,), {"make_optimizer": optimizer, "make_scheduler": scheduler})
 
     def train(name: str, callbacks: Callable[[], list[Any]] = list, resume: str | None = None, **options: Any) -> Any:
@@ -71,7 +71,7 @@ PLAIN_STEPS = {
 
 
 @pytest.mark.parametrize("name", PLAIN_STEPS)
-def test_optimizers_of_torch_resume_exactly(tmp_path: Path, name: str) -> None:
+def test_torch_optimizers_resume_exactly(tmp_path: Path, name: str) -> None:
     repeats(
         tmp_path, optimizer=lambda model: getattr(torch.optim, name)(model.parameters(), lr=0.01, **PLAIN_STEPS[name])
     )
@@ -92,7 +92,7 @@ SCHEDULERS: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_of_torch_resume_exactly(tmp_path: Path, name: str) -> None:
+def test_torch_schedulers_resume_exactly(tmp_path: Path, name: str) -> None:
     repeats(
         tmp_path,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
@@ -100,12 +100,12 @@ def test_schedulers_of_torch_resume_exactly(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_one_cycle_with_adam_resumes_with_the_betas_it_had_reached(tmp_path: Path) -> None:
+def test_one_cycle_scheduler_resumes_with_its_betas(tmp_path: Path) -> None:
     again = repeats(tmp_path, scheduler=SCHEDULERS["OneCycleLR"])
     assert isinstance(again.optimizer.param_groups[0]["betas"], tuple)
 
 
-def test_optimizer_and_scheduler_objects_that_were_given_resume_exactly(tmp_path: Path) -> None:
+def test_passed_optimizer_and_scheduler_resume_exactly(tmp_path: Path) -> None:
     def train(folder: Path, resume: str | None) -> Any:
         model = Noisy()
         optimizer = torch.optim.AdamW([{"params": model.inner.parameters()}, {"params": model.outer.parameters()}])
@@ -122,7 +122,7 @@ def test_optimizer_and_scheduler_objects_that_were_given_resume_exactly(tmp_path
     assert again.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
 
 
-def test_what_a_callback_set_in_a_group_is_still_set_after_a_resume(tmp_path: Path) -> None:
+def test_group_settings_of_a_callback_survive_resume(tmp_path: Path) -> None:
     class Decay(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
             if state.global_step == 3:
@@ -133,7 +133,7 @@ def test_what_a_callback_set_in_a_group_is_still_set_after_a_resume(tmp_path: Pa
 
 
 class Elaborate(torch.optim.Optimizer):
-    """Keeps what Prodigy and schedule-free keep: numbers, flags and tensors in groups, nested values, a state of its own."""
+    """Stores state like Prodigy and schedule-free: numbers, flags and tensors in groups, nested values, and extra state."""
 
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr, "d": 1e-3, "k": 0, "weight_sum": 0.0, "train_mode": False, "past": ()})
@@ -168,7 +168,7 @@ class Elaborate(torch.optim.Optimizer):
                 p -= group["d"] * mean * (1 + 0.01 * group["k"] + group["weight_sum"] + min(group["past"]))
 
 
-def test_an_optimizer_of_ones_own_resumes_with_all_that_it_keeps(tmp_path: Path) -> None:
+def test_custom_optimizer_resumes_with_its_full_state(tmp_path: Path) -> None:
     again = repeats(tmp_path, optimizer=lambda model: Elaborate(model.parameters()))
     assert again.optimizer.param_groups[0]["k"] == 12
     assert again.optimizer.state["everything"] == {"steps": 12}
@@ -176,7 +176,7 @@ def test_an_optimizer_of_ones_own_resumes_with_all_that_it_keeps(tmp_path: Path)
 
 
 class OwnWay(torch.optim.SGD):
-    """Writes and reads its state itself, with a number that is in neither groups nor state."""
+    """Saves and loads its own state, with a number that is in neither groups nor state."""
 
     count = 0
 
@@ -194,12 +194,12 @@ class OwnWay(torch.optim.SGD):
         super().load_state_dict(state_dict["inner"])
 
 
-def test_an_optimizer_that_reads_and_writes_its_state_itself_is_asked_to(tmp_path: Path) -> None:
+def test_custom_optimizer_state_methods_are_called(tmp_path: Path) -> None:
     again = repeats(tmp_path, optimizer=lambda model: OwnWay(model.parameters(), lr=0.01, momentum=0.5))
     assert again.optimizer.optimizer.count == 12
 
 
-def test_state_that_no_file_without_pickle_can_hold_is_named(tmp_path: Path) -> None:
+def test_state_that_needs_pickle_is_named(tmp_path: Path) -> None:
     class Opaque(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             self.state[self.param_groups[0]["params"][0]]["projector"] = object()

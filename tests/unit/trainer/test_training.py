@@ -33,7 +33,7 @@ def make(folder: Path, *, model: Any = None, kind: Any = Trainer, data: Any = No
     )
 
 
-def test_training_equals_transformers_and_repeats_with_the_same_seed(tmp_path: Path) -> None:
+def test_training_matches_transformers_and_is_repeatable(tmp_path: Path) -> None:
     first, second = make(tmp_path / "1"), make(tmp_path / "2")
     oracle = make(tmp_path / "oracle", kind=transformers.Trainer)
     output = first.train()
@@ -48,7 +48,7 @@ def test_training_equals_transformers_and_repeats_with_the_same_seed(tmp_path: P
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_order_does_not_depend_on_workers(tmp_path: Path, workers: int) -> None:
+def test_order_does_not_depend_on_workers(tmp_path: Path, workers: int) -> None:
     plain, other = make(tmp_path / "1"), make(tmp_path / "2", dataloader_num_workers=workers)
     plain.train()
     other.train()
@@ -71,7 +71,7 @@ def test_accumulation_equals_the_large_batch(tmp_path: Path) -> None:
     assert small.model.a.item() == pytest.approx(large.model.a.item(), abs=1e-6)
 
 
-def test_training_step_may_be_wrapped_or_replaced(tmp_path: Path) -> None:
+def test_training_step_can_be_wrapped_or_replaced(tmp_path: Path) -> None:
     calls: list[Any] = []
 
     class Wrapped(Trainer):
@@ -95,7 +95,7 @@ def test_training_step_may_be_wrapped_or_replaced(tmp_path: Path) -> None:
     assert outputs[2].training_loss == pytest.approx(outputs[0].training_loss, rel=1e-5)
 
 
-def test_model_init_gives_each_run_a_fresh_model(tmp_path: Path) -> None:
+def test_model_init_creates_a_new_model_for_each_run(tmp_path: Path) -> None:
     trainer = make(tmp_path, model_init=lambda: Regression(a=0.5))
     trainer.train()
     first = trainer.model.a.item()
@@ -109,7 +109,7 @@ def test_model_init_gives_each_run_a_fresh_model(tmp_path: Path) -> None:
         Trainer(Regression(), arguments(tmp_path), model_init=Regression)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_the_weights_stay(tmp_path: Path) -> None:
+def test_nan_or_infinite_loss_stops_run_and_keeps_weights(tmp_path: Path) -> None:
     class Broken(Trainer):
         calls = 0
 
@@ -126,7 +126,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_the_weights_stay(tmp_path: 
     assert [e.reason for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, RunEnded)] == ["NumericsError"]
 
 
-def test_training_step_may_be_called_by_hand_before_any_run(tmp_path: Path) -> None:
+def test_training_step_can_be_called_before_train(tmp_path: Path) -> None:
     trainer = make(tmp_path)
     inputs = {"input_x": torch.tensor([1.0, 2.0]), "labels": torch.tensor([1.0, 3.0])}
     loss = trainer.training_step(trainer.model, dict(inputs), 2)
@@ -136,7 +136,7 @@ def test_training_step_may_be_called_by_hand_before_any_run(tmp_path: Path) -> N
     assert trainer.model.a.grad is not None
 
 
-def test_log_level_lets_the_start_of_the_run_be_seen(tmp_path: Path) -> None:
+def test_log_level_shows_the_start_of_the_run(tmp_path: Path) -> None:
     from transformers.testing_utils import CaptureLogger
     from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""Saving and loading a state, weights of other writers, and signals at the end of a run. tests/faults interrupts whole runs."""
+"""Saving and loading a state, weights of other writers, and signals at the end of a run (see also tests/faults)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_resumed_loop_repeats_the_same_losses_and_weights(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("settings", [True, False])
-def test_optimizer_settings_are_those_of_the_checkpoint_or_of_the_run(tmp_path: Path, settings: bool) -> None:
+def test_optimizer_settings_come_from_checkpoint_or_run(tmp_path: Path, settings: bool) -> None:
     first, second = make_run(weight_decay=0.25), make_run()
     losses(first, until=3)
     save_checkpoint(tmp_path / "checkpoint-3", first[0], Identity("run", "data", {}, {}, {}))
@@ -65,7 +65,7 @@ def test_optimizer_settings_are_those_of_the_checkpoint_or_of_the_run(tmp_path: 
     assert second[0].optimizer.param_groups[0]["weight_decay"] == (0.25 if settings else 0.1)
 
 
-def test_resume_with_other_epoch_ends_is_refused() -> None:
+def test_resume_with_different_epoch_ends_is_refused() -> None:
     state, batches, plan = make_run()
     _, guessed = epoch_ends_for([batches.steps_in_epoch(0) - 1], max_steps=0, num_epochs=3)
     assert guessed != plan.epoch_ends

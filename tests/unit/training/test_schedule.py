@@ -91,7 +91,7 @@ def test_freeze_with_an_unknown_part_is_refused(part: str, text: str) -> None:
         freeze(tiny_bert(), (part,))
 
 
-def test_depth_of_other_families_is_known() -> None:
+def test_depth_of_each_architecture_is_known() -> None:
     assert depth_of("distilbert.transformer.layer.4.ffn.lin1.weight", 6) == 5
     assert depth_of("roberta.embeddings.LayerNorm.weight", 6) == 0
     assert depth_of("model.layers.3.mlp.Wi.weight", 6) == 4

@@ -89,13 +89,13 @@ def test_clipping_and_update_equal_torch(fused: bool) -> None:
     batch = window.micro_batches[0]
     torch.nn.functional.cross_entropy(plain.model(**batch.inputs).logits, batch.labels).backward()  # type: ignore[arg-type, no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1e-3)
-    assert float(norm) > 1.5e-3, "clipping must have something to do"
+    assert float(norm) > 1.5e-3, "gradients must be clipped"
     optimizer.step()
     assert float(result.grad_norm) == pytest.approx(float(norm), rel=1e-5)
     for name, tensor in plain.model.state_dict().items():
         assert torch.allclose(ours.model.state_dict()[name], tensor, atol=2e-6), name
     for name, parameter in plain.model.named_parameters():
-        # the first moment is 0.1 times the clipped gradient: Adam's own step would hide its scale
+        # the first moment is 0.1 times the clipped gradient; Adam's step would hide its scale
         mine = ours.optimizer.state[ours.model.get_parameter(name)]["exp_avg"]
         assert torch.allclose(mine, optimizer.state[parameter]["exp_avg"], rtol=1e-3, atol=1e-10), name
 
@@ -183,7 +183,7 @@ class NanGradient(TaskLoss):
 
 
 def run_fp16(objective: TaskLoss, *, scale: float = 65536.0, every: int = 1) -> tuple[Any, list[Any]]:
-    """(state, events up to the first that is NaN or infinite, or of 40 steps)."""
+    """Return the state, and the events until the first NaN or infinite one, or of 40 steps."""
     state = make_state(objective)
     state.loss_scale = LossScale.start(torch.device("cpu"), scale)
     batches = Batches(TokenRows.from_lists(token_lists(160)), Padding(), 4, seed=3)
@@ -201,7 +201,7 @@ def non_finite(events: list[Any]) -> list[NonFinite]:
 
 
 @pytest.mark.parametrize("every", [1, 16])
-def test_fp16_nan_loss_is_reported_at_once(every: int) -> None:
+def test_fp16_nan_loss_is_reported_immediately(every: int) -> None:
     fresh = tiny_bert(dropout=0.0).state_dict()
     state, events = run_fp16(NanLoss(Task.BINARY, 2), every=every)
     assert [(e.step, e.what) for e in non_finite(events)] == [(1, "loss")]
@@ -243,7 +243,7 @@ def test_adversarial_step_in_micro_batches_equals_one_batch() -> None:
 def test_adversarial_steps_need_a_trained_embedding() -> None:
     plain, adversarial = make_adversarial(0.0), make_adversarial(0.1)
     losses = [steps(state, 8) for state in (plain, adversarial)]
-    assert losses[0][0] == losses[1][0], "the loss that is reported is that of the first reading"
+    assert losses[0][0] == losses[1][0], "the loss of the first pass is reported"
     assert losses[0][-1] != losses[1][-1]
     frozen = [make_adversarial(0.0), make_adversarial(0.1)]
     for state in frozen:

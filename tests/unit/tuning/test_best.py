@@ -1,4 +1,4 @@
-"""`--recipe best`: one model of a time budget; resumable, judged by held-out rows, the test rows read once."""
+"""`--recipe best` trains one model within a time budget, is resumable, selects on held-out rows, and uses the test rows once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tunesmith.tuning.trials import Clock
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model, rows that a tiny model can learn, and test rows."""
+    """Return a base model, rows that a tiny model can learn, and test rows."""
     folder = tmp_path_factory.mktemp("best")
     save_tiny_bert(folder / "a")
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(72)]
@@ -44,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(home: Path, output: Path, *more: str, budget: str = "1h") -> list[str]:
-    """The command with few steps; what is given leaves adversarial steps to be tried."""
+    """Return the command with few steps; its options leave adversarial steps to try."""
     given = {"train_file": home / "rows.csv", "test_file": home / "test.csv", "model_name_or_path": home / "a"}
     given |= {"cache_dir": home / "cache", "output_dir": output, "max_steps": 8, "learning_rate": 3e-3}
     given |= {"pooling": "pooler", "per_device_train_batch_size": 8, "time_budget": budget, "recipe": "best"}
@@ -58,7 +58,7 @@ def table(folder: Path) -> dict[str, Any]:
 
 
 def what(folder: Path) -> Any:
-    """What does not depend on the clock."""
+    """Return the results that don't depend on time."""
     found = table(folder)
     runs = {name: (run["state"], run["score"]) for one in found["tried"] for name, run in one["runs"].items()}
     return runs, found["deployed"], found["held_out"], found["temperature"], found["test"]
@@ -66,7 +66,7 @@ def what(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
+    """Return a finished run."""
     output = tmp_path_factory.mktemp("whole") / "run"
     assert main(words(home, output)) == 0
     return output
@@ -89,7 +89,7 @@ def test_best_run_folder_works_like_any_other(whole: Path, home: Path, capsys: p
     capsys.readouterr()
 
 
-def test_a_killed_run_ends_as_the_unbroken_one(whole: Path, home: Path, tmp_path: Path) -> None:
+def test_killed_search_ends_like_an_uninterrupted_one(whole: Path, home: Path, tmp_path: Path) -> None:
     command = words(home, tmp_path / "run")
     ended = subprocess.run(
         [sys.executable, "-m", "tunesmith", *command],
@@ -106,16 +106,15 @@ def test_a_killed_run_ends_as_the_unbroken_one(whole: Path, home: Path, tmp_path
     assert main(command) == 5  # finished
 
 
-def test_the_test_rows_are_predicted_by_the_last_run_alone(whole: Path) -> None:
+def test_only_the_final_run_predicts_test_examples(whole: Path) -> None:
     for part in (whole / "tries").glob("*-fold-*"):
         assert "test" not in json.loads((part / "metrics.json").read_text())
         assert "test" not in json.loads((part / "data_summary.json").read_text())["rows"]
     assert json.loads((whole / "data_summary.json").read_text())["rows"] == {"train": 48, "test": 24}
 
 
-def test_the_temperature_is_in_the_weights_of_the_model(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """transformers alone gives the probabilities that the run wrote down: those of `auto` on all rows, divided by it. The folds
-    had two thirds of the rows."""
+def test_temperature_is_folded_into_the_weights(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """transformers computes the probabilities that the run stored: those of `auto` on all rows, with the temperature applied."""
     from transformers import pipeline
 
     heat = Temperature(2.0, 1.0, 0.9, 0.2, 0.1, 48)
@@ -136,7 +135,7 @@ def test_the_temperature_is_in_the_weights_of_the_model(home: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["regression", "multilabel"])
-def test_given_validation_rows_take_the_place_of_folds(home: Path, tmp_path: Path, kind: str) -> None:
+def test_validation_file_replaces_folds(home: Path, tmp_path: Path, kind: str) -> None:
     rows = [
         {"text": text, "label": f"{k % 5}.5" if kind == "regression" else "a;b" if good else "b;c" if k % 3 else "c"}
         for k, (text, good) in enumerate(sentences(120))
@@ -165,10 +164,10 @@ def test_given_validation_rows_take_the_place_of_folds(home: Path, tmp_path: Pat
     )
 
 
-def test_budget_for_auto_only_is_announced_and_gives_the_auto_result(
+def test_small_budget_is_announced_and_trains_auto_only(
     home: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    """At the first timed step the rest does not fit: nothing else is begun, and the run is that of `--recipe auto`."""
+    """At the first timed step, the rest doesn't fit: the run equals `--recipe auto`."""
     monkeypatch.setattr(best, "TIMED_READS", 1)
     monkeypatch.setattr(Clock, "left", lambda self: 1e-9)
     assert main(words(home, tmp_path / "best")) == 0
@@ -184,8 +183,8 @@ def test_budget_for_auto_only_is_announced_and_gives_the_auto_result(
     assert metrics[0] == metrics[1]
 
 
-def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """Steps are the clock here: each takes a second. The last run is whole: time was kept for it."""
+def test_steps_stay_within_the_budget(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Each step counts as a second; time is reserved for the final run."""
     taken = [0]
     beat, budget = Clock.beat, 60
 
@@ -212,13 +211,13 @@ def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path,
     assert len(steps) < 8
 
 
-def test_a_budget_that_is_over_at_once_says_so_and_resumes(home: Path, tmp_path: Path, capsys: Any) -> None:
+def test_exhausted_budget_is_reported_and_resumable(home: Path, tmp_path: Path, capsys: Any) -> None:
     assert main(words(home, tmp_path / "run", budget="0.001s")) == 2
     assert "over before a model is trained" in capsys.readouterr().err
     assert not (tmp_path / "run" / "model").exists()
 
 
-def test_what_contradicts_a_budget_is_refused() -> None:
+def test_options_that_contradict_the_budget_are_refused() -> None:
     given = {"train_file": "x.csv", "recipe": "best", "time_budget": "20m"}
     for name, value in (("folds", 3), ("seeds", 2)):
         with pytest.raises(ConfigError, match="makes its own folds"):
@@ -242,7 +241,7 @@ def test_best_killed_before_best_json_finishes(whole: Path, home: Path, tmp_path
 
 @pytest.fixture
 def explored(whole: Path, tmp_path: Path) -> Path:
-    """The folder of a run that was stopped before its final model."""
+    """Return the folder of a run that was stopped before its final model."""
     shutil.copytree(whole / "tries", tmp_path / "run" / "tries")
     return tmp_path / "run"
 
@@ -313,7 +312,7 @@ def test_changed_predictions_of_a_trial_are_refused(explored: Path, home: Path, 
 
 
 def planted(seed: int, right: float, n: int = 400, scale: float = 3.0) -> HeldOut:
-    """Two classes; a model that is right in so many rows, each row by a draw of its own."""
+    """Return predictions for two classes, correct with this probability."""
     rng = np.random.default_rng(99)
     gold = rng.integers(0, 2, n)
     hit = np.random.default_rng(seed).random(n) < right
@@ -323,7 +322,7 @@ def planted(seed: int, right: float, n: int = 400, scale: float = 3.0) -> HeldOu
     return HeldOut(Task.BINARY, logits, gold, ("bad", "good"))
 
 
-def test_expected_variant_is_chosen_unless_shown_to_be_worse() -> None:
+def test_expected_variant_is_kept_unless_clearly_worse() -> None:
     held = {
         "auto": planted(1, 0.80),
         "equal": planted(2, 0.79, scale=2.0),

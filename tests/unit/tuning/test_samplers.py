@@ -1,4 +1,4 @@
-"""Which values a search draws for a score that is made up: nothing is trained."""
+"""Values that a search samples for a synthetic score, without training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from tunesmith.tuning.search import START_UP, SearchPlan, TrialStore, Vary
 
 
-def test_later_trials_are_drawn_near_the_good_ones(tmp_path: Path) -> None:
+def test_later_trials_are_sampled_near_good_ones(tmp_path: Path) -> None:
     space = (Vary("learning_rate", low=1e-6, high=1e-2),)
     store = TrialStore(tmp_path, SearchPlan(space, 25), {"search": "made up"}, seed=0)
     pruned = 0

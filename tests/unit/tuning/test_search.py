@@ -1,4 +1,4 @@
-"""A search: shared by processes, some of which are killed; every trial counts once, with the values of the unbroken search."""
+"""Searches shared by processes, some of which are killed: every trial counts once, with the values of an uninterrupted search."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_killed_workers_lose_nothing_and_nothing_counts_twice(words: list[str], 
     assert table(tmp_path / "shared")["best"] == table(tmp_path / "whole")["best"]
     models = [path.parent.name for path in (tmp_path / "shared").glob("*/model")]
     assert models == [f"trial-{table(tmp_path / 'shared')['best']}"]
-    # Trials are runs like any other, and nothing is left to do for the same command.
+    # Trials are ordinary runs, and the same command has nothing left to do.
     first, other = (tmp_path / "shared" / f"trial-{n}" for n in (0, 1))
     assert main(["compare", str(first), str(other)]) == 0
     assert main(["report", str(other)]) == 0
@@ -80,7 +80,7 @@ def test_killed_workers_lose_nothing_and_nothing_counts_twice(words: list[str], 
     assert table(tmp_path / "shared")["trials"] == before
 
 
-def test_the_time_budget_ends_a_search_which_resumes(words: list[str], tmp_path: Path) -> None:
+def test_time_budget_ends_a_resumable_search(words: list[str], tmp_path: Path) -> None:
     given = [*words, "--output_dir", str(tmp_path / "s"), "--trials", "2"]
     assert main([*given, "--time_budget", "0.05s"]) == 0
     assert not table(tmp_path / "s")["finished"]
@@ -93,7 +93,7 @@ def test_the_time_budget_ends_a_search_which_resumes(words: list[str], tmp_path:
     assert read_journal(tmp_path / "s" / "trial-0" / "journal.jsonl")
 
 
-def test_what_to_vary_is_checked_at_once() -> None:
+def test_search_space_is_validated_first() -> None:
     config = load_config(None, {"train_file": "x.csv", "learning_rate": 1e-4})
     assert "learning_rate" not in [v.name for v in read_space([], config)]
     with pytest.raises(ConfigError) as caught:
@@ -110,7 +110,7 @@ def test_what_to_vary_is_checked_at_once() -> None:
         load_config(None, {"train_file": "x.csv", "time_budget": "soon"})
 
 
-def test_a_line_cut_by_a_full_disk_is_removed_before_the_next(tmp_path: Path) -> None:
+def test_partial_line_from_full_disk_is_removed(tmp_path: Path) -> None:
     journal = tmp_path / "search.journal"
     journal.write_bytes(b'{"a": 1}\n{"b"')
     lock = JournalLock(journal)
@@ -121,7 +121,7 @@ def test_a_line_cut_by_a_full_disk_is_removed_before_the_next(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def finished(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A search with two trials, to be copied."""
+    """Return a search with two trials, for copying."""
     folder = tmp_path_factory.mktemp("finished") / "search"
     assert main([*words, "--trials", "2", "--output_dir", str(folder)]) == 0
     return folder
@@ -184,7 +184,7 @@ def test_removed_trial_folder_is_reported_by_name(
     assert best.name in capsys.readouterr().err
 
 
-def test_clock_counts_parallel_processes_once_and_no_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_counts_parallel_processes_once_without_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, wall = [100.0], [1e9]
     monkeypatch.setattr(trials, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: wall[0]))
     one, other = (Clock(tmp_path / "clock.json", 30.0) for _ in range(2))

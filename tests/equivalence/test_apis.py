@@ -1,4 +1,4 @@
-"""The command, the Trainer and two loops of one's own: the same config gives the same losses and weights, bit for bit."""
+"""The command, the function and two custom loops have bit-identical losses and weights for the same config."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ OPTIONS: dict[str, Any] = {
     "train_sampling_strategy": "random",
     "max_grad_norm": 100.0,
 }
-"""Clipping is off in effect: by hand it multiplies the gradients, in the engine the optimizer divides by the same number."""
+"""Clipping has no effect: a manual loop multiplies the gradients, the engine's optimizer divides by the same number."""
 PLAIN = {"restrict_vocabulary": "off", "recipe": "hf"}
-"""A cut vocabulary adds up the gradient's norm in another order; one test compares it with a tolerance."""
+"""A restricted vocabulary sums the gradient norm in a different order; one test compares it with a tolerance."""
 SLOW = {"padding_free": "off", "cls_only_last_layer": "off", "restrict_vocabulary": "off"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a door gave."""
+    """Result of one API."""
 
     losses: list[float]
     weights: dict[str, torch.Tensor]
@@ -53,8 +53,8 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with its head (so that no door draws one), with dropout, and 43 rows: a ragged tail."""
-    root = tmp_path_factory.mktemp("doors")
+    """Return a model with a head (so that it isn't random) and dropout, and 43 rows, so that the last batch is smaller."""
+    root = tmp_path_factory.mktemp("apis")
     save_tiny_bert(root / "model", labels=LABELS)
     write_csv(root / "train.csv", [{"text": t, "label": LABELS[good]} for t, good in sentences(43)])
     return root
@@ -98,7 +98,7 @@ def by_events(place: Path) -> Outcome:
 
 
 def by_hand(place: Path) -> Outcome:
-    """Plain PyTorch: no generator, no state."""
+    """Train with a plain PyTorch loop."""
     state, batches, plan = parts(place)
     model, optimizer, objective = state.model, state.optimizer, state.objective
     losses: list[float] = []
@@ -148,7 +148,7 @@ def by_function(place: Path, folder: Path) -> Outcome:
 
 
 def same(a: Outcome, b: Outcome, *, roundings: int = 0) -> None:
-    """Equal weights, and losses that are equal up to so many roundings of a float32."""
+    """Assert equal weights, and losses that differ by at most this many float32 rounding errors."""
     assert a.losses == pytest.approx(b.losses, rel=roundings * 2**-23, abs=0)
     assert a.weights.keys() == b.weights.keys()
     for name, tensor in a.weights.items():
@@ -163,20 +163,20 @@ def command(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return found
 
 
-def test_the_loop_over_events_equals_the_command(place: Path, command: Outcome) -> None:
+def test_event_loop_equals_command(place: Path, command: Outcome) -> None:
     same(by_events(place), command)
 
 
-def test_a_loop_of_plain_pytorch_with_the_parts_equals_the_command(place: Path, command: Outcome) -> None:
+def test_plain_pytorch_loop_equals_command(place: Path, command: Outcome) -> None:
     same(by_hand(place), command)
 
 
-def test_the_function_equals_the_command(place: Path, command: Outcome, tmp_path: Path) -> None:
+def test_function_equals_command(place: Path, command: Outcome, tmp_path: Path) -> None:
     same(by_function(place, tmp_path / "run"), command)
 
 
-def test_the_command_with_all_speed_ups_gives_the_same_to_rounding(place: Path, tmp_path: Path) -> None:
-    """Without dropout: packed rows draw their masks in another shape."""
+def test_command_with_all_speedups_is_equal_to_rounding(place: Path, tmp_path: Path) -> None:
+    """Train without dropout, because packed rows have masks of a different shape."""
     root = tmp_path / "still"
     save_tiny_bert(root / "model", labels=LABELS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     (root / "train.csv").write_bytes((place / "train.csv").read_bytes())
@@ -187,12 +187,12 @@ def test_the_command_with_all_speed_ups_gives_the_same_to_rounding(place: Path, 
         assert torch.allclose(tensor, fast.weights[name], atol=1e-4), name
 
 
-def test_the_parts_are_public_and_resolve() -> None:
+def test_public_names_resolve() -> None:
     import tunesmith
 
     for name in dir(tunesmith):
         assert getattr(tunesmith, name) is not None, name
-    assert callable(tunesmith.finetune), "also after every room was imported"
+    assert callable(tunesmith.finetune), "even after importing every package"
     assert callable(load_metric("glue", "mrpc").add_batch)
 
 

@@ -1,4 +1,4 @@
-"""Behaviours that transformers' own tests pin down and scripts come to rely on: counting, best checkpoints, callbacks' state."""
+"""Behavior that scripts rely on: counters, best checkpoints and callback state."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def make(folder: Path, *, model: Any = None, data: Any = None, kind: Any = Train
 
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
-    """What transformers' logger of a Trainer says, whether it is passed on or not."""
+    """Collect messages of transformers' Trainer logger, even if it doesn't propagate."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("transformers.trainer")
     level = logger.level
-    logger.setLevel(logging.INFO)  # another test may have asked transformers to say less
+    logger.setLevel(logging.INFO)  # a different test may have changed the log level
     logger.addHandler(handler)
     yield said
     logger.removeHandler(handler)
@@ -57,8 +57,8 @@ def heard() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("how", ["compute_loss_func", "compute_loss"])
-def test_rows_are_evaluated_in_order_where_the_loss_is_the_users(tmp_path: Path, how: str) -> None:
-    """The mean of a weighted loss depends on which rows share a batch."""
+def test_rows_are_evaluated_in_order_with_custom_loss(tmp_path: Path, how: str) -> None:
+    """The mean of a weighted loss depends on the rows in a batch."""
     from datasets import Dataset
     from transformers import BertTokenizerFast, DataCollatorWithPadding
 
@@ -90,7 +90,7 @@ def test_rows_are_evaluated_in_order_where_the_loss_is_the_users(tmp_path: Path,
 
 
 class Scripted(Trainer):
-    """Evaluations whose accuracy is written down beforehand."""
+    """Trainer whose evaluations return scripted accuracies."""
 
     def _evaluate(self, *given: Any, **more: Any) -> dict[str, float]:
         left: list[float] = self.args.scripted
@@ -108,7 +108,7 @@ class Scripted(Trainer):
         ({"eval_strategy": "epoch", "save_strategy": "best"}, [0.6, 0.65, 0.64], 0.65, 16, [8, 16]),
     ],
 )
-def test_the_best_checkpoint_is_the_one_saved_at_the_best_evaluation(
+def test_best_checkpoint_is_saved_at_best_evaluation(
     tmp_path: Path, options: Any, values: list[float], best: float | None, at: int | None, kept: list[int]
 ) -> None:
     chosen = {"eval_strategy": "steps", "save_strategy": "steps", "metric_for_best_model": "accuracy", **options}
@@ -121,7 +121,7 @@ def test_the_best_checkpoint_is_the_one_saved_at_the_best_evaluation(
     assert sorted(int(p.name[11:]) for p in tmp_path.glob("checkpoint-*")) == kept
 
 
-def test_a_best_evaluation_that_was_never_saved_has_no_checkpoint(tmp_path: Path) -> None:
+def test_unsaved_best_evaluation_has_no_checkpoint(tmp_path: Path) -> None:
     options = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 2}
     trainer = make(tmp_path, kind=Scripted, metric_for_best_model="accuracy", greater_is_better=True, **options)
     trainer.args.scripted = [0.9, 0.8]
@@ -130,7 +130,7 @@ def test_a_best_evaluation_that_was_never_saved_has_no_checkpoint(tmp_path: Path
 
 
 class Counter(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """Counts steps, and knows a name it was made with."""
+    """Callback that counts steps and has a name."""
 
     def __init__(self, name: str = "unnamed") -> None:
         self.name, self.count = name, 0
@@ -143,7 +143,7 @@ class Counter(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("restore", [True, False])
-def test_two_callbacks_of_one_kind_keep_their_own_state(tmp_path: Path, restore: bool) -> None:
+def test_two_callbacks_of_one_class_keep_separate_states(tmp_path: Path, restore: bool) -> None:
     options = {"save_strategy": "steps", "save_steps": 2}
     make(tmp_path, callbacks=[Counter("one"), Counter("two")], max_steps=2, **options).train()
     stored = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())["stateful_callbacks"]["Counter"]
@@ -156,7 +156,7 @@ def test_two_callbacks_of_one_kind_keep_their_own_state(tmp_path: Path, restore:
     assert [c.count for c in used] == [3, 3]
 
 
-def test_the_control_that_ended_a_run_can_be_read_from_its_checkpoint(tmp_path: Path) -> None:
+def test_control_state_is_stored_in_the_checkpoint(tmp_path: Path) -> None:
     make(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
     trainer = make(tmp_path, max_steps=2, restore_callback_states_from_checkpoint=True)
     trainer.state = TrainerState.load_from_json(str(tmp_path / "checkpoint-2" / "trainer_state.json"))
@@ -164,7 +164,7 @@ def test_the_control_that_ended_a_run_can_be_read_from_its_checkpoint(tmp_path: 
     assert trainer.control.should_training_stop
 
 
-def test_a_resume_leaves_the_state_of_the_whole_run(tmp_path: Path) -> None:
+def test_resume_restores_the_trainer_state(tmp_path: Path) -> None:
     options = {
         "save_strategy": "steps",
         "save_steps": 5,
@@ -187,7 +187,7 @@ def test_a_resume_leaves_the_state_of_the_whole_run(tmp_path: Path) -> None:
         assert run(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}")) == whole
 
 
-def test_an_optimizer_that_finds_its_own_rate_is_stepped_logged_and_saved(tmp_path: Path) -> None:
+def test_optimizer_without_learning_rate_trains_and_saves(tmp_path: Path) -> None:
     model = Regression()
     optimizer = Adafactor(model.parameters(), scale_parameter=True, relative_step=True, warmup_init=True, lr=None)
     pair = (optimizer, AdafactorSchedule(optimizer))
@@ -198,7 +198,7 @@ def test_an_optimizer_that_finds_its_own_rate_is_stepped_logged_and_saved(tmp_pa
     assert (tmp_path / "checkpoint-24" / "MANIFEST.json").is_file()
 
 
-def test_memory_that_ran_out_is_remembered_by_a_resume_that_ends_at_max_steps(tmp_path: Path) -> None:
+def test_resume_remembers_reduced_batch_size(tmp_path: Path) -> None:
     def run_out(s: Any, args: Any, state: Any, control: Any, **more: Any) -> None:
         if state.train_batch_size >= 16:
             raise RuntimeError("CUDA out of memory.")
@@ -213,7 +213,7 @@ def test_memory_that_ran_out_is_remembered_by_a_resume_that_ends_at_max_steps(tm
     assert (trainer._train_batch_size, trainer.state.global_step) == (14, 2)
 
 
-def test_the_training_loss_of_a_resume_is_the_mean_over_its_own_steps(tmp_path: Path) -> None:
+def test_training_loss_after_resume_averages_new_steps(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 5, "logging_steps": 9}
     make(tmp_path, **options).train()
     losses = [e.loss for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, StepDone)]
