@@ -137,7 +137,7 @@ def token_lists(rows: int, seed: int = 0, num_labels: int = 2, longest: int = 20
 
 @pytest.fixture(scope="session")
 def synthetic() -> Any:
-    """The module tests/synthetic_runs.py: runs of known cause."""
+    """Return the module tests/synthetic_runs.py."""
     import synthetic_runs
 
     return synthetic_runs

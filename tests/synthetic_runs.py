@@ -263,7 +263,12 @@ def make_split_folder(path: Any, *, kind: str, rows: int = 300, seed: int = 0) -
     )
     advice = ["Raise --max_seq_length to 512: the model supports that many."]
     found = [
-        {"code": "cut_rows", "severity": "warning", "evidence": "75 rows are cut at 128 tokens.", "advice": advice},
+        {
+            "code": "cut_rows",
+            "severity": "warning",
+            "evidence": "75 rows are truncated at 128 tokens.",
+            "advice": advice,
+        },
         {"code": "split_leak", "severity": "error", "evidence": "149 test rows are in train.", "advice": []},
         {"code": "majority_baseline", "severity": "info", "evidence": "Constant baseline: 60.0%.", "advice": []},
     ]

@@ -1,4 +1,4 @@
-"""Layout checks in Chromium: text that overlaps, is cut off, or is outside the window."""
+"""Layout checks in Chromium: text that overlaps, is truncated, or is outside the window."""
 
 from __future__ import annotations
 

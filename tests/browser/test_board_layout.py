@@ -29,7 +29,7 @@ def board(tmp_path_factory: pytest.TempPathFactory, synthetic: SimpleNamespace) 
 
 @pytest.fixture
 def listed(browser: Browser, board: SimpleNamespace) -> Browser:
-    """The list, with the verdicts of all runs that have one."""
+    """Return the browser on the list page, after all verdicts are shown."""
     browser.open_fresh(board.address)
     browser.wait("[...document.querySelectorAll('.tone')].filter((cell) => cell.textContent).length >= 9")
     browser.wait("document.querySelector('#rows .run').run !== undefined")  # the first push

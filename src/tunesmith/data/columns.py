@@ -186,7 +186,7 @@ class ColumnChooser:
         for pair in PAIRS:
             found = tuple(n for n in self._find(pair) if n in readable)
             if len(found) == 2:
-                return [found], f"Text: the pair {quoted(found)}, recognized by its names."
+                return [found], f"Text: the pair {quoted(found)}, recognized by their names."
         texts = [n for n in readable if self.profiles[n].kind == "text"]
         named = [n for n in self._find(SINGLES) if n in readable]
         sure = [n for n in named if n in texts] or named
@@ -218,7 +218,7 @@ class ColumnChooser:
         if len(texts) == 1:
             return [(texts[0],)], f"Text: column {texts[0]!r}, the only one of long and varied texts."
         if len(texts) == 2 and _pair_names(*texts):
-            return [(texts[0], texts[1])], f"Text: the pair {quoted(texts)}, by its names and content."
+            return [(texts[0], texts[1])], f"Text: the pair {quoted(texts)}, recognized by names and content."
         longest = sorted(texts, key=lambda n: -self.profiles[n].words)
         return [*[(n,) for n in longest], (texts[0], texts[1])], ""
 

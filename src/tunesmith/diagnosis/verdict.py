@@ -42,6 +42,10 @@ ABOVE_CONSTANT = 2.0
 """Standard errors by which a score must be above the constant baseline: a run at chance passes with a probability of 2.3%."""
 SIGNAL = 1.6
 """Times the z that is significant at 1% over all comparisons: beyond it something was better than the constant baseline."""
+LEARNED = 0.8
+"""Validation loss, as a share of the constant baseline's loss, that no run without a signal reaches significantly."""
+PROBE_SIGNAL = 4.0
+"""`probe_z` of labels that can be predicted from the text: on all training examples, each left out of the fit."""
 NOTABLE_RISE, LARGE_RISE = 0.2, 0.5
 """Rise of the validation loss above its lowest value while the train loss is near 0: a notable rise is reported, and is the
 verdict if the run keeps its last weights; a large rise is always the verdict."""
@@ -98,11 +102,15 @@ def weigh_verdicts(f: Features, noise: LabelNoise | None = None) -> dict[str, fl
 
 def is_possible(code: str, f: Features, noise: LabelNoise | None = None) -> bool:
     """Whether a verdict is not ruled out: `healthy` if the score is not above the constant baseline, `no_signal` if something
-    was, `class_ignored` if every class is predicted, `label_noise` if few training labels are wrong."""
+    was, `underfitting` if the training examples are memorized, `class_ignored` if every class is predicted, `label_noise` if
+    few training labels are wrong."""
     if code == "healthy":
         return f.above > ABOVE_CONSTANT
     if code == "no_signal":
-        return not f.signal > SIGNAL
+        learned = f.lowest < LEARNED and f.signal > 1
+        return not (f.signal > SIGNAL or learned or f.probe_z > PROBE_SIGNAL)
+    if code == "underfitting":
+        return not f.train < 2 * SOLVED
     if code == "label_noise":
         return noise is None or not noise.is_clean
     return code != "class_ignored" or f.ignored > 0
@@ -214,7 +222,9 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
             ["train with tunesmith, which stores class frequencies and predictions", *advice],
         )
     if code not in CERTAIN and sure < SURE and (unsure := cannot_tell(reading, features)) is not None:
-        evidence, advice = f"{unsure[0]}. Otherwise most likely: {code.replace('_', ' ')}", unsure[1]
+        evidence, advice = unsure
+        if sure >= 0.5:
+            evidence += f". Otherwise most likely: {code.replace('_', ' ')}"
         code, close = "not_enough_evidence", []
     only = None if reading.rows is None else only_class(reading.rows.validation[-1])
     if only is not None:

@@ -242,7 +242,7 @@ def test_infinite_values_are_gaps_not_damage(served: Any, runs: Path) -> None:
 METRICS = ("[" * 100_000, '{"test": {"accuracy": {"value": NaN, "low": "x", "high": []}}}')
 
 
-@pytest.mark.parametrize("text", METRICS, ids=["nested", "not finite"])
+@pytest.mark.parametrize("text", METRICS, ids=["nested", "NaN"])
 def test_damaged_metrics_file_does_not_break_the_list(served: Any, runs: Path, text: str) -> None:
     RunDir(runs / "beta").metrics_file.write_text(text)
     assert_served(served)
