@@ -299,12 +299,6 @@ def read_entries(path: str | Path) -> FileEntries:
     return read_top_level(_read_text(path), str(path))
 
 
-def refuse_more(count: int, file: str) -> None:
-    """A ConfigError when a file holds more names than a config can have."""
-    if count > MAX_ENTRIES:
-        raise ConfigError(f"contains more than {MAX_ENTRIES} names", where=file, fix="Is it a data file?")
-
-
 def _read_text(path: Path) -> str:
     try:
         content = read_plain(path, MAX_BYTES, follow=True)
@@ -362,7 +356,8 @@ def _check_events(events: Iterable[Any], file: str, yaml: Any) -> None:
 
 
 def _pairs(mapping: Any, file: str, problems: list[str]) -> dict[str, Entry]:
-    refuse_more(len(mapping.value), file)
+    if len(mapping.value) > MAX_ENTRIES:
+        raise ConfigError(f"contains more than {MAX_ENTRIES} names", where=file, fix="Is it a data file?")
     entries: dict[str, Entry] = {}
     for key, value in mapping.value:
         if key.id != "scalar":

@@ -69,7 +69,7 @@ def _download(name: str, config_name: str | None) -> DatasetDict:
 
 
 def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithError:
-    from datasets.exceptions import DatasetBuildError, DatasetNotFoundError, FileNotFoundDatasetsError
+    from datasets.exceptions import DatasetNotFoundError, FileNotFoundDatasetsError
 
     text = str(error)
     if isinstance(error, ValueError) and ("BuilderConfig" in text or "Config name is missing" in text):
@@ -81,16 +81,14 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
         return ConfigError(f"the dataset {name} {problem}", fix=f"{hint} {listed}" if hint else listed)
     if isinstance(error, DatasetNotFoundError):
         return ConfigError(f"the dataset {name} is not available: {short_text(error)}")
+    title = f"{name} ({config_name})" if config_name else name
     empty = isinstance(error, ValueError) and "data file" in text  # a card that names files which are not there
     if empty or isinstance(error, FileNotFoundDatasetsError):
-        title = f"{name} ({config_name})" if config_name else name
         return DataError(f"the dataset {title} has no data files that can be read ({short_text(error)})")
-    if isinstance(error, DatasetBuildError) or type(error).__name__.startswith("Arrow"):
-        return DataError(f"the files of the dataset {name} cannot be read ({short_text(error.__cause__ or error)})")
     if isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "httpcore", "huggingface_hub")):
         fix = "Run the same command again: what has arrived is kept."
         return ResourceError(f"the download of the dataset {name} was interrupted ({short_text(error)})", fix=fix)
-    return DataError(f"the dataset {name} cannot be loaded ({type(error).__name__}: {short_text(error)})")
+    return DataError(f"the dataset {title} cannot be read ({short_text(error.__cause__ or error)})")
 
 
 def _from_disk(name: str, config_name: str | None) -> DatasetDict | None:

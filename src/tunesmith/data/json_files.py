@@ -40,10 +40,6 @@ Record = tuple[int, dict[str, Any]]
 def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, array_allowed: bool) -> Iterator[Any]:
     """Yield record batches of the objects, in order, with line numbers."""
     kinds.export, records = convert_export(_json_records(iter(blocks), origin, array_allowed=array_allowed))
-    return _batches(records, kinds)
-
-
-def _batches(records: Iterator[Record], kinds: ColumnKinds) -> Iterator[Any]:
     while some := list(islice(records, BATCH_ROWS)):
         yield kinds.batch([record for _, record in some], [number for number, _ in some])
 
