@@ -1,4 +1,4 @@
-"""The audit of the rows of all splits: labels, duplicates and leaks, words that reveal the label, drift between splits, and
+"""The audit of the rows of all splits: labels, duplicates and leaks, text that reveals the label, drift between splits, and
 the share of the text that the tokenizer or the sequence length loses.
 """
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,10 +37,15 @@ def audit_rows(
         return findings
     survey = survey_texts(ordered, list(columns.text))
     findings += find_overlaps(ordered, survey, labels, ids)
-    if len(ordered.get("train", ())) and labels.task in (Task.BINARY, Task.MULTICLASS):
-        sample = sample_rows(ordered["train"], list(columns.text), MOST_ROWS)
-        findings += find_markers(sample, ids["train"][sample.rows], labels)
-        for split in [s for s in ordered if s != "train" and len(ids[s]) >= FEWEST_DRIFT_ROWS]:
+    train = ordered.get("train", ())
+    if isinstance(train, Part) and len(train):
+        others = [n for n in train.source.column_names if n not in (*columns.text, columns.label, "labels")]
+        sample = sample_rows(train, [*columns.text, *others[:20]], MOST_ROWS)
+        characters = survey.of("train", survey.characters)[sample.rows]
+        folds = survey.of("train", survey.equal)[sample.rows].sum(axis=1) % FOLDS
+        findings += find_giveaways(sample, characters, folds, ids["train"][sample.rows], labels, columns.text)
+        classes = labels.task in (Task.BINARY, Task.MULTICLASS)
+        for split in [s for s in ordered if s != "train" and classes and len(ids[s]) >= FEWEST_DRIFT_ROWS]:
             findings += _compare_labels(split, ids["train"], ids[split], labels)
     return sort_findings(findings)
 
@@ -168,7 +174,62 @@ def find_label_variants(counts: Mapping[str, int]) -> list[Finding]:
 
 MOST_ROWS = 20_000
 FEWEST_ROWS = 40
+FOLDS = 5
+LARGE_SHARE, COLUMN_SHARE = 0.5, 0.8
+"""Shares of the constant baseline's errors from which a feature of the text or another column is reported."""
 _WORD = re.compile(r"\w+")
+_DIGITS = re.compile(r"\d+(?:\.\d+)?")
+
+
+def find_giveaways(
+    sample: RowSample, characters: Ints, folds: Ints, ids: Ints, labels: LabelMap, text: Sequence[str]
+) -> list[Finding]:
+    """Find text lengths, ids, dates, words and columns that predict the label. Equal texts are in one fold of `folds`."""
+    regression = labels.task is Task.REGRESSION
+    known = np.isfinite(ids) if regression else ids >= 0
+    if labels.task is Task.MULTILABEL or known.sum() < FEWEST_ROWS or len(np.unique(ids[known])) < 2:
+        return []
+    features = {
+        "Length": np.concatenate([characters, characters[:, :1] / np.maximum(characters[:, -1:], 1)], axis=1),
+        "Ids and dates in the text": np.concatenate([column_features(sample.columns[name]) for name in text], axis=1),
+    }
+    cells_of = {f"Column {name!r}": cells for name, cells in sample.columns.items() if name not in text}
+    features |= {name: column_features(cells) for name, cells in cells_of.items()}
+    findings = []
+    for name, values in features.items():
+        score, constant = judge_features(values[known], ids[known], folds[known], regression=regression)
+        of_column = name in cells_of
+        if (score - constant) / max(1 - constant, 1e-9) < (COLUMN_SHARE if of_column else LARGE_SHARE):
+            continue
+        numbers = {"feature": name, "score": score, "constant": constant}
+        says = f"R2 {score:.2f}" if regression else f"{score:.1%} of the labels"
+        if of_column and len({str(cell) for cell in cells_of[name]}) <= max(2 * len(labels), 10):
+            evidence = f"{name} repeats the label ({says}). The model does not use this column."
+            findings.append(Finding("column_repeats_label", "info", evidence, numbers=numbers))
+            continue
+        evidence = f"{name} predicts {says} without reading the text."
+        advice = "Check how the rows were collected: the model may learn the source of a row instead of its meaning."
+        findings.append(Finding("label_giveaway", "warning", evidence, (advice,), numbers=numbers))
+    return [*findings, *_markers(sample, ids, labels, text)]
+
+
+def judge_features(values: Ints, ids: Ints, folds: Ints, *, regression: bool) -> tuple[float, float]:
+    """Return the cross-validated accuracy (R2 for numbers) of a decision tree, and that of a constant."""
+    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+    kind = DecisionTreeRegressor if regression else DecisionTreeClassifier
+    predicted = np.zeros(len(ids), dtype=np.float64 if regression else ids.dtype)
+    for fold in np.unique(folds):
+        here = folds == fold
+        if here.all() or len(np.unique(ids[~here])) < 2:
+            return 0.0, 0.0
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The number of unique classes")  # many classes are fine here
+            tree = kind(max_leaf_nodes=64, min_samples_leaf=max(5, len(ids) // 500), random_state=0)
+            predicted[here] = tree.fit(values[~here], ids[~here]).predict(values[here])
+    if regression:
+        return float(1 - ((ids - predicted) ** 2).mean() / max(float(ids.var()), 1e-12)), 0.0
+    return float((predicted == ids).mean()), float(np.bincount(ids).max() / len(ids))
 
 
 MARKER_SHARE, MARKER_ELSEWHERE = 0.95, 0.02
@@ -176,12 +237,12 @@ MOST_MARKED = 100
 """Classes; with more, no word is searched for."""
 
 
-def find_markers(sample: RowSample, ids: Ints, labels: LabelMap) -> list[Finding]:
+def _markers(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]) -> list[Finding]:
     """Find words such as [POS] that nearly all rows of a class have and hardly any other row, for all classes but one."""
-    if (ids >= 0).sum() < FEWEST_ROWS or len(labels) > MOST_MARKED:
+    if labels.task is Task.REGRESSION or len(labels) > MOST_MARKED:
         return []
     counts: dict[int, Counter[str]] = {}
-    joined = [" ".join(str(cells[row])[:2_000] for cells in sample.columns.values()) for row in range(len(ids))]
+    joined = [" ".join(str(sample.columns[name][row])[:2_000] for name in text) for row in range(len(ids))]
     for label, words in zip(ids.tolist(), joined, strict=True):
         if label >= 0:
             counts.setdefault(label, Counter()).update(set(_WORD.findall(words)))
@@ -200,6 +261,18 @@ def find_markers(sample: RowSample, ids: Ints, labels: LabelMap) -> list[Finding
     advice = ("Remove the word if it was added with the label: the model learns it instead of the text.",)
     numbers = {"feature": "marker words", "words": {labels.names[label]: word for label, word in found.items()}}
     return [Finding("label_giveaway", "warning", evidence, advice, numbers=numbers)]
+
+
+def column_features(cells: Sequence[Any]) -> Ints:
+    """First and last number of each cell, all of its digits as one, and a code for the words around them."""
+    texts = ["" if cell is None else str(cell)[:2_000] for cell in cells]
+    numbers = [_DIGITS.findall(text) or ["-1"] for text in texts]
+    ends = [np.array([float(found[at][:15]) for found in numbers]) for at in (0, -1)]
+    digits = np.array([float("".join(found)[:15].replace(".", "")) for found in numbers])
+    words = [re.sub(r"\d+", "", text) for text in texts]
+    codes = {word: code for code, word in enumerate(dict.fromkeys(words))}
+    code = np.array([codes[word] for word in words], dtype=np.float64)
+    return np.stack([*ends, digits, code if len(codes) <= len(cells) // 4 else np.zeros(len(cells))], axis=1)
 
 
 LEAK_SHARE = 0.01

@@ -105,12 +105,26 @@ def test_contradicting_labels_are_found_in_every_task(kind: str) -> None:
     assert found.numbers["first"] == [f"train:{row}" for row in (21, 22, 23, 24, 211, 212, 213, 214)]
 
 
-@pytest.mark.parametrize("marks", [("negative", "positive"), ("[NEG]", "[POS]")])
-def test_label_giveaway_is_a_warning(marks: tuple[str, str]) -> None:
+@pytest.mark.parametrize("kind", ["length", "id column", "date column", "id in text", "label name", "marker"])
+def test_label_giveaway_is_a_warning(kind: str) -> None:
+    rng = random.Random(1)
     rows = clean_rows(400)
-    for row in rows:
-        row["text"] = f"{marks[row['labels']]} {row['text']}"
-    assert audit(rows)["label_giveaway"].severity == "warning"
+    for number, row in enumerate(rows):
+        label = row["labels"]
+        if kind == "length":
+            row["text"] = sentence(rng, 4 + 8 * label + rng.randrange(3))
+        elif kind == "id in text":
+            row["text"] = f"{row['text']} {rng.randrange(1000) + 5000 * label}"
+        elif kind == "label name":
+            row["text"] = f"{row['text']} {('negative', 'positive')[label]}"
+        elif kind == "marker":
+            row["text"] = f"[{('NEG', 'POS')[label]}] {row['text']}"
+        if kind == "date column":
+            row["posted"] = f"{rng.randrange(1, 29):02d}.{rng.randrange(1, 13):02d}.{2019 + 4 * label}"
+        if kind == "id column":
+            row["key"] = f"r{number + 10_000 * label}"
+    found = audit(rows, names=("0", "1") if kind == "marker" else ("negative", "positive"))
+    assert found["label_giveaway"].severity == "warning"
 
 
 def test_marker_of_one_class_of_three_does_not_warn() -> None:
@@ -129,6 +143,12 @@ def test_findings_contain_line_numbers(tmp_path: Path) -> None:
     found = [f for f in audit_rows(bundle.parts, bundle.columns, bundle.labels) if f.code == "duplicate_rows"]
     assert [f.numbers["first"] for f in found] == [[f"{tmp_path / 'x.csv'}:152"]]
     assert f"(first: {tmp_path / 'x.csv'}:152)" in found[0].evidence
+
+
+def test_second_label_column_is_no_warning() -> None:
+    found = audit([{**row, "label_text": ("bad", "good")[row["labels"]]} for row in clean_rows(400)])
+    assert found["column_repeats_label"].severity == "info"
+    assert "label_giveaway" not in found
 
 
 def test_different_class_shares_are_drift() -> None:
