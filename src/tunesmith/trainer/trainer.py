@@ -312,7 +312,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     @property
     def _is_sharded(self) -> bool:
         """Whether several processes write parts of a checkpoint, in the format of their library."""
-        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled or self.is_distributed_loading_by_transformers)
+        by_transformers = getattr(self, "is_distributed_loading_by_transformers", False)  # since 5.20
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled or by_transformers)
 
     def _init_training_state(
         self,
