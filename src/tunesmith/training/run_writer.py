@@ -165,7 +165,7 @@ class RunWriter:
         folder = None if name is None else self.run.path / name
         if folder is None and skipped:
             raise CheckpointError(
-                f"no intact checkpoint is left: {'; '.join(skipped)}",
+                f"no valid checkpoint is left: {'; '.join(skipped)}",
                 where=str(self.run.path),
                 fix="Remove the run folder to train from the start, or restore the files.",
             )
