@@ -28,8 +28,7 @@ from scipy.optimize import minimize
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
-from tunesmith.diagnosis.features import Features, read_features  # noqa: E402
-from tunesmith.diagnosis.reading import Reading, read_curves  # noqa: E402
+from tunesmith.diagnosis.reading import Features, Reading, read_curves, read_features  # noqa: E402  # noqa: E402
 from tunesmith.diagnosis.verdict import (  # noqa: E402
     LOGARITHMIC,
     MODEL_FILE,

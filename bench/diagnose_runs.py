@@ -34,9 +34,17 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src"), str(Path(__fil
 from diagnose_tasks import GROUPS, SHARED, TASKS, Rows, Splits, label_map, read_task  # noqa: E402
 from tunesmith.config.load import load_config  # noqa: E402
 from tunesmith.config.options import RunConfig, to_dict  # noqa: E402
-from tunesmith.diagnosis.advice import advised_options  # noqa: E402
-from tunesmith.events import Evaluated, Event, Improved, NonFinite, RowsEvaluated, RunEnded, RunStarted  # noqa: E402
-from tunesmith.findings import Finding  # noqa: E402
+from tunesmith.diagnosis.verdict import advised_options  # noqa: E402
+from tunesmith.events import (  # noqa: E402
+    Evaluated,
+    Event,
+    Finding,
+    Improved,
+    NonFinite,
+    RowsEvaluated,
+    RunEnded,
+    RunStarted,
+)
 from tunesmith.labels import LabelMap, Task  # noqa: E402
 from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows  # noqa: E402
 from tunesmith.metrics.table import Suite, make_suite  # noqa: E402
@@ -394,7 +402,7 @@ def _settle(made: Material, loaded: Any) -> None:
     The pair start is not included.
     """
 
-    from tunesmith.models.pooling import set_pooling
+    from tunesmith.models.families import set_pooling
     from tunesmith.pipeline.probe import LoadedRun, linear_probe, start_head
     from tunesmith.pipeline.recipe import _closed, decide, facts_of
     from tunesmith.pipeline.train import RunObserver

@@ -17,11 +17,18 @@ from numpy.typing import NDArray
 
 from diagnose_runs import CAUSES, COMPARED, FEWEST_STEPS, LATE, MADE_WELL, RISEN, Key, advice_of, name_run, read_bank
 from diagnose_tasks import TASKS
-from tunesmith.diagnosis.features import LEAST_CHANGE, Features, read_features
-from tunesmith.diagnosis.reading import Change, Reading, RowSeries, change_between, gain_of_score
+from tunesmith.diagnosis.reading import (
+    LEAST_CHANGE,
+    Change,
+    Features,
+    Reading,
+    RowSeries,
+    change_between,
+    gain_of_score,
+    read_features,
+)
 from tunesmith.diagnosis.verdict import cannot_tell, feature_values, is_possible
-from tunesmith.events import RowsEvaluated
-from tunesmith.findings import Finding
+from tunesmith.events import Finding, RowsEvaluated
 from tunesmith.metrics.evidence import RowEvidence, decode_rows
 from tunesmith.report.build import diagnose_with, read_with
 from tunesmith.runs.curves import Curves, build_curves

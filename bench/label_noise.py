@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from tunesmith.labels import Task
-from tunesmith.metrics.label_noise import LabelNoise, estimate_label_noise
+from tunesmith.metrics.calibration import LabelNoise, estimate_label_noise
 from tunesmith.models.files import find_embedded
 from tunesmith.pipeline.probe import fit_linear
 

@@ -129,8 +129,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
     from tunesmith.metrics.table import make_suite
+    from tunesmith.models.families import dense_of
     from tunesmith.models.load import load_model
-    from tunesmith.models.pooling import dense_of
     from tunesmith.pipeline.prepare import make_plan
     from tunesmith.pipeline.probe import LoadedRun
     from tunesmith.pipeline.recipe import choose_recipe

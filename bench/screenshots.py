@@ -15,9 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "browser"))
 from devtools import Browser  # noqa: E402
 
-from tunesmith.report.build import build_report  # noqa: E402
+from tunesmith.report.build import (  # noqa: E402
+    build_report,
+    write_comparison,
+    write_report,
+)
 from tunesmith.report.compare import compare_runs  # noqa: E402
-from tunesmith.report.render import write_comparison, write_report  # noqa: E402
 
 WIDTHS = (1400, 390)
 README_HEIGHT = 1800

@@ -27,15 +27,15 @@ def blank_pictures(blank: bool = True) -> None:
         return
     from matplotlib.figure import Figure
 
-    from tunesmith.report import charts
+    from tunesmith.report import plots
 
-    _savefig, _make_chart = _savefig or Figure.savefig, _make_chart or charts._make_chart
+    _savefig, _make_chart = _savefig or Figure.savefig, _make_chart or plots._make_chart
     Figure.savefig = _save_blank if blank else _savefig
-    charts._make_chart = _make_blank if blank else _make_chart
+    plots._make_chart = _make_blank if blank else _make_chart
 
 
 def _make_blank(key: str, title: str, alt: str, *others: Any) -> Any:
-    from tunesmith.report.charts import Chart, _uri
+    from tunesmith.report.plots import Chart, _uri
 
     return Chart(key, title, alt, _uri(BLANK["svg"]), _uri(BLANK["svg"]), {})
 

@@ -11,9 +11,8 @@ import pytest
 from boxes import LOOKS, page_faults, unfold_all
 from devtools import Browser
 
-from tunesmith.report.build import build_report
+from tunesmith.report.build import build_report, render_comparison, render_report
 from tunesmith.report.compare import compare_runs
-from tunesmith.report.render import render_comparison, render_report
 
 pytestmark = pytest.mark.slow
 TITLE = "mrpc-bert-base · tunesmith report"

@@ -21,8 +21,7 @@ from tunesmith.events import RunStarted
 from tunesmith.files import write_file
 from tunesmith.inference.model_folder import export_model
 from tunesmith.labels import Task
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.lock import RunLock
+from tunesmith.runs.folder import RunDir, RunLock
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import Identity, contiguous, load_weights, require_finite
 from tunesmith.training.distributed import make_runtime, watch_ranks

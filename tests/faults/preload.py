@@ -21,7 +21,7 @@ for name in (
     *("pytest", "accelerate", "datasets", "matplotlib.pyplot", "sklearn.metrics", "transformers.trainer"),
     *("transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert"),
     *("tunesmith.cli.main", "tunesmith.cli.train", "tunesmith.cli.console", "tunesmith.pipeline.train"),
-    *("tunesmith.trainer", "tunesmith.report.build", "tunesmith.report.render", "tunesmith.inference.predictor"),
+    *("tunesmith.trainer", "tunesmith.report.build", "tunesmith.report.build", "tunesmith.inference.predictor"),
     *("tunesmith.inference.board", "tunesmith.inference.service", "tunesmith.cli.doctor", "faults.trials"),
 ):
     importlib.import_module(name)

@@ -22,8 +22,7 @@ from tunesmith.cli.main import main
 from tunesmith.errors import ResourceError
 from tunesmith.events import Note, Resumed, StepDone
 from tunesmith.runs.event_log import read_journal
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.lock import RunLock
+from tunesmith.runs.folder import RunDir, RunLock
 
 PIECES = ["model.safetensors", "optimizer.safetensors", "generators.safetensors", "state.json", "config.json"]
 
@@ -224,7 +223,7 @@ def test_different_library_version_is_a_warning(bench: Any, copy: Path) -> None:
 def test_orphaned_worker_does_not_hold_the_lock(tmp_path: Path) -> None:
     script = (
         "import os, sys, time, pathlib\n"
-        "from tunesmith.runs.lock import RunLock\n"
+        "from tunesmith.runs.folder import RunLock\n"
         "lock = RunLock(pathlib.Path(sys.argv[1])); lock.__enter__()\n"
         "pid = os.fork()\n"
         "if pid == 0: print(os.getpid(), flush=True); time.sleep(30); os._exit(0)\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[2] / "src" / "tunesmith"
 LAYERS = [
-    {"errors", "events", "files", "findings", "labels"},
+    {"errors", "events", "files", "labels"},
     {"sample", "config", "metrics", "runs"},
     {"data", "models"},
     {"training", "speedups", "diagnosis"},

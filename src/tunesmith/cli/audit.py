@@ -18,7 +18,7 @@ from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_arg
 from tunesmith.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tunesmith.findings import Finding
+    from tunesmith.events import Finding
 
 SPLITS = ("train", "validation", "test")
 SPLIT_WORDS = {"train": ("train",), "validation": ("valid", "dev", "val", "eval"), "test": ("test",)}

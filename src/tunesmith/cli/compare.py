@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     print(json.dumps(comparison_to_json(comparison), allow_nan=False, indent=1) if args.json else to_text(comparison))
     if args.output:
         from tunesmith.files import make_folder
-        from tunesmith.report.render import write_comparison
+        from tunesmith.report.build import write_comparison
 
         path = Path(args.output)
         make_folder(path.parent)

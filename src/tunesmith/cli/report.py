@@ -12,7 +12,7 @@ from tunesmith.cli.parser import add_flag
 from tunesmith.runs.folder import RunDir, open_run
 
 if TYPE_CHECKING:
-    from tunesmith.findings import Finding
+    from tunesmith.events import Finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,11 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write report.html, curves.png and curves.svg; print the diagnosis and the path of the page."""
+    from tunesmith.events import describe_findings
     from tunesmith.files import make_folder, require_plain
-    from tunesmith.findings import describe_findings
-    from tunesmith.report.build import build_report
+    from tunesmith.report.build import build_report, write_report
     from tunesmith.report.plots import curve_pictures, write_curves
-    from tunesmith.report.render import write_report
 
     folder = open_run(args.run)
     page = Path(args.output) if args.output else folder.report_file
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def next_command(folder: RunDir, finding: Finding) -> str | None:
     """Return the first advice as a command, or None if it is not one."""
-    from tunesmith.diagnosis.advice import advised_options
+    from tunesmith.diagnosis.verdict import advised_options
 
     first = finding.advice[0].split(": ")[0] if finding.advice else ""
     if first.startswith("tunesmith ") and "FILE" not in first:

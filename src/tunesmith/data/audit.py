@@ -17,7 +17,7 @@ import numpy as np
 from tunesmith.data.labels import VARIANTS, normalize_label, strip_invisible
 from tunesmith.data.rows import Columns, Ints, Part
 from tunesmith.errors import DataError, first_few
-from tunesmith.findings import Finding, Severity
+from tunesmith.events import Finding, Severity
 from tunesmith.labels import LabelMap, Task
 
 RANKS = {"error": 0, "warning": 1, "info": 2}

@@ -39,6 +39,7 @@ from tunesmith.data.labels import (
 from tunesmith.data.rows import (
     BAD_COLUMN,
     LINE_COLUMN,
+    MAX_GROUPED_ROWS,
     CachedRows,
     Columns,
     Part,
@@ -46,9 +47,11 @@ from tunesmith.data.rows import (
     Source,
     binary_errors,
     checked,
+    draw_fold,
+    draw_split,
     fingerprint_parts,
+    sample_part,
 )
-from tunesmith.data.split import MAX_GROUPED_ROWS, draw_fold, draw_split, sample_part
 from tunesmith.data.text_files import (
     DELIMITER_NAMES,
     KINDS,
@@ -69,8 +72,8 @@ from tunesmith.data.text_files import (
     text_blocks,
 )
 from tunesmith.errors import ConfigError, DataError, did_you_mean
+from tunesmith.events import Finding
 from tunesmith.files import cache_folder, create, hash_file
-from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
 
 if TYPE_CHECKING:

@@ -30,9 +30,8 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
-from tunesmith.events import Evaluated, NonFinite, Note, RunEnded
+from tunesmith.events import Evaluated, Finding, NonFinite, Note, RunEnded
 from tunesmith.files import is_plain
-from tunesmith.findings import Finding
 from tunesmith.inference.server import Service, retry_later
 from tunesmith.report.build import diagnose_run, diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.compare import MAX_RUNS
@@ -40,8 +39,7 @@ from tunesmith.report.plots import PanelLine, main_panels, more_panels
 from tunesmith.report.predictions import scores_in_file
 from tunesmith.runs.curves import Curves, Series, build_curves
 from tunesmith.runs.event_log import ColumnsTail, Peek, peek_journal
-from tunesmith.runs.folder import RunDir, read_metrics, read_summary
-from tunesmith.runs.lock import is_held, open_lock
+from tunesmith.runs.folder import RunDir, is_held, open_lock, read_metrics, read_summary
 
 log = logging.getLogger(__name__)
 
@@ -193,8 +191,7 @@ def read_asset(name: str) -> bytes:
 
 def draw_report(run: RunDir, run_id: str) -> str:
     """Return the report of a run, with links to the board."""
-    from tunesmith.report.build import build_report
-    from tunesmith.report.render import render_report
+    from tunesmith.report.build import build_report, render_report
 
     links = [("All runs", "/"), ("Live curves", f"/runs/{run_id}")]
     return _with_links(render_report(build_report(run)), links)
@@ -202,8 +199,8 @@ def draw_report(run: RunDir, run_id: str) -> str:
 
 def draw_comparison(runs: Sequence[RunDir]) -> str:
     """Return the comparison of several runs."""
+    from tunesmith.report.build import render_comparison
     from tunesmith.report.compare import compare_runs
-    from tunesmith.report.render import render_comparison
 
     return _with_links(render_comparison(compare_runs([run.path for run in runs])), [("All runs", "/")])
 

@@ -43,7 +43,7 @@ from tunesmith.inference.tables import (
     list_answers,
     probabilities_of,
 )
-from tunesmith.runs.lock import RunLock
+from tunesmith.runs.folder import RunLock
 from tunesmith.runs.manifest import remove_tree
 
 JOB_FILE = "job.json"

@@ -18,10 +18,10 @@ from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import sample_rows, sort_findings
 from tunesmith.data.read import DataBundle
 from tunesmith.data.rows import Ints, Part
+from tunesmith.events import Finding, Severity
 from tunesmith.files import write_new
-from tunesmith.findings import Finding, Severity
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.label_noise import LabelNoise, estimate_label_noise
+from tunesmith.metrics.calibration import LabelNoise, estimate_label_noise
 from tunesmith.models.files import position_limit, read_config_file
 from tunesmith.pipeline.inputs import RunData, audit_texts, load_run_tokenizer, read_run_data
 from tunesmith.pipeline.train import RunObserver

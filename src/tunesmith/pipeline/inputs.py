@@ -30,7 +30,7 @@ from tunesmith.data.tokenize import (
     longest_allowed,
     tokenize,
 )
-from tunesmith.findings import Finding
+from tunesmith.events import Finding
 from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import Task
 from tunesmith.models.files import load_tokenizer, position_limit, read_config_file, resolve_model

@@ -26,8 +26,7 @@ from tunesmith.pipeline.train import (
     peak_bytes,
     train_run,
 )
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.lock import RunLock
+from tunesmith.runs.folder import RunDir, RunLock
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.prepare import Prepared

@@ -22,8 +22,8 @@ from tunesmith.data.batches import Batches, Padding, Sampling, TokenRows, paddin
 from tunesmith.data.read import DataBundle
 from tunesmith.data.tokenize import Tokenized, padded_fingerprint
 from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.events import Finding
 from tunesmith.files import known_hash
-from tunesmith.findings import Finding
 from tunesmith.inference.model_folder import ModelFacts, read_facts
 from tunesmith.labels import LabelMap
 from tunesmith.metrics.evidence import BestConstant

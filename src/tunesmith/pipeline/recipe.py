@@ -17,11 +17,22 @@ from tunesmith.config.options import AutoOnOff, Recipe, RunConfig
 from tunesmith.data.batches import TokenRows
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.label_noise import LabelNoise
-from tunesmith.models.pooling import Pooling, poolings_of, reads_linearly, set_pooling
+from tunesmith.metrics.calibration import LabelNoise
+from tunesmith.models.families import Pooling, poolings_of, reads_linearly, set_pooling
 from tunesmith.pipeline.inputs import Decision
-from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP, PairReadings, PairTexts, read_pairs, warm_up_on_pairs
-from tunesmith.pipeline.probe import FEWEST_ROWS, Baselines, LoadedRun, ProbeResult, linear_probe, start_head
+from tunesmith.pipeline.probe import (
+    FEWEST_ROWS,
+    PAIRS_IN_A_STEP,
+    Baselines,
+    LoadedRun,
+    PairReadings,
+    PairTexts,
+    ProbeResult,
+    linear_probe,
+    read_pairs,
+    start_head,
+    warm_up_on_pairs,
+)
 from tunesmith.runs.folder import RunDir, read_summary
 from tunesmith.training.optimizer import count_layers, matrix_size
 

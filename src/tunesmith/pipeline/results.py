@@ -20,9 +20,8 @@ import torch
 from tunesmith.config.options import dump_value
 from tunesmith.data.batches import Collate, TokenRows
 from tunesmith.errors import DataError
-from tunesmith.events import Event, RowsEvaluated
+from tunesmith.events import Event, RowsEvaluated, describe_findings
 from tunesmith.files import hash_file, replacing, write_file
-from tunesmith.findings import describe_findings
 from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.labels import Task, choose_labels
@@ -32,9 +31,8 @@ from tunesmith.metrics.evidence import describe_constant, encode_rows, keep_rows
 from tunesmith.metrics.intervals import Score
 from tunesmith.pipeline.prepare import Prepared
 from tunesmith.pipeline.train import Log, RunEnding, RunObserver, ShowProgress
-from tunesmith.report.build import build_report
+from tunesmith.report.build import build_report, write_report
 from tunesmith.report.plots import curve_pictures, write_curves
-from tunesmith.report.render import write_report
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import RESULTS, retire
 from tunesmith.speedups.apply import apply_speedups
@@ -507,8 +505,7 @@ class RunResult:
 
     def report(self) -> Path:
         """The page about this run, drawn again; open it in a browser."""
-        from tunesmith.report.build import build_report
-        from tunesmith.report.render import write_report
+        from tunesmith.report.build import build_report, write_report
 
         return write_report(build_report(self.run), self.run.report_file)
 

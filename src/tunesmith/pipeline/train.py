@@ -34,8 +34,7 @@ from tunesmith.events import Event, RunEnded, RunStarted, StepDone
 from tunesmith.files import write_file
 from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.runs.event_log import read_journal
-from tunesmith.runs.folder import RunDir, describe_environment, end_of, is_run, read_launch, require_own_folder
-from tunesmith.runs.lock import RunLock
+from tunesmith.runs.folder import RunDir, RunLock, describe_environment, end_of, is_run, read_launch, require_own_folder
 
 if TYPE_CHECKING:
     from tunesmith.metrics.intervals import Score

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tunesmith.data.rows import read_prediction_columns
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.findings import Finding
+from tunesmith.events import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.table import DEFAULTS, Scale, canonical_name, greater_is_better, metric_names

@@ -48,8 +48,7 @@ from tunesmith.errors import (
 from tunesmith.events import NonFinite, Note, Resumed, RunStarted, Saved, StepDone
 from tunesmith.files import write_file
 from tunesmith.runs.event_log import first_event, require_journal
-from tunesmith.runs.folder import RunDir, checkpoint_step
-from tunesmith.runs.lock import RunLock
+from tunesmith.runs.folder import RunDir, RunLock, checkpoint_step
 from tunesmith.runs.manifest import MANIFEST, publish_folder, read_manifest, require_own_target, sweep, verify
 from tunesmith.speedups.model_graphs import GRAPHS, ModelGraphs
 from tunesmith.speedups.packed_calls import PACKING, PackedCalls

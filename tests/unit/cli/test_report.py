@@ -15,8 +15,8 @@ from synthetic_runs import make_folder, make_run
 from tunesmith.cli.main import main
 from tunesmith.cli.report import next_command
 from tunesmith.config.load import load_config
+from tunesmith.events import Finding
 from tunesmith.files import cache_folder
-from tunesmith.findings import Finding
 from tunesmith.runs.folder import RunDir
 
 

@@ -17,7 +17,7 @@ from data_loading import load_data
 from tunesmith.data.audit import audit_rows, check_tokens
 from tunesmith.data.rows import Columns, Part
 from tunesmith.errors import DataError
-from tunesmith.findings import Finding
+from tunesmith.events import Finding
 from tunesmith.labels import LabelMap, Task
 from tunesmith.pipeline.audit import describe_suspects, format_review, judge_labels, rank_suspects, word_space
 

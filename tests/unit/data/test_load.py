@@ -16,8 +16,7 @@ from data_loading import load_data, make_config
 from tunesmith.data.columns import infer_columns
 from tunesmith.data.hub import load_from_hub
 from tunesmith.data.read import DataBundle, read_source
-from tunesmith.data.rows import Columns, Part
-from tunesmith.data.split import draw_fold, draw_split
+from tunesmith.data.rows import Columns, Part, draw_fold, draw_split
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.sklearn import TextClassifier

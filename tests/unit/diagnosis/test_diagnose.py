@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunesmith.diagnosis.advice import advised_options
-from tunesmith.diagnosis.verdict import CODES, diagnose
-from tunesmith.events import Evaluated, RowsEvaluated, StepDone
-from tunesmith.findings import Finding
+from tunesmith.diagnosis.verdict import CODES, advised_options, diagnose
+from tunesmith.events import Evaluated, Finding, RowsEvaluated, StepDone
 from tunesmith.labels import Task
 from tunesmith.metrics.evidence import BestConstant, encode_rows, keep_rows
 from tunesmith.runs.curves import Curves, curves_from_events

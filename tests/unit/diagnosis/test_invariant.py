@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tunesmith.diagnosis.features import turned
-from tunesmith.diagnosis.reading import gain_of_score, read_curves
+from tunesmith.diagnosis.reading import gain_of_score, read_curves, turned
 from tunesmith.diagnosis.verdict import CODES, diagnose
 from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
 from tunesmith.labels import Task

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tunesmith.diagnosis.features import Features, read_features
-from tunesmith.diagnosis.reading import read_curves
+from tunesmith.diagnosis.reading import Features, read_curves, read_features
 from tunesmith.diagnosis.verdict import CODES, MODEL_FILE, columns_of, is_possible, weigh_verdicts
 from tunesmith.runs.curves import curves_from_events
 

@@ -20,8 +20,7 @@ from tunesmith.inference.board import LiveRun, RunIndex, encode_message, is_runn
 from tunesmith.inference.server import load_token
 from tunesmith.runs.curves import load_curves
 from tunesmith.runs.event_log import Journal, peek_journal, truncate_journal
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.lock import RunLock
+from tunesmith.runs.folder import RunDir, RunLock
 
 
 def write(path: Path, events) -> None:
@@ -122,7 +121,7 @@ def test_only_a_final_event_ends_a_run(tmp_path: Path, tail, ended: str | None) 
 HOLD = """
 import signal, sys, time
 from pathlib import Path
-from tunesmith.runs.lock import RunLock
+from tunesmith.runs.folder import RunLock
 signal.signal(signal.SIGTERM, lambda *a: sys.exit(143))
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)

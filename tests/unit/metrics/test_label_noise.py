@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tunesmith.metrics.label_noise import LabelNoise, estimate_label_noise
+from tunesmith.metrics.calibration import LabelNoise, estimate_label_noise
 
 
 def sample(rows: int, classes: int, skill: float, wrong: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from transformers import (
 
 from tunesmith.data.batches import Padding
 from tunesmith.errors import ConfigError
-from tunesmith.models.pooling import is_averaging, last_linear, pooled_features, poolings_of, set_pooling
+from tunesmith.models.families import is_averaging, last_linear, pooled_features, poolings_of, set_pooling
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.optimizer import count_layers, param_groups
 

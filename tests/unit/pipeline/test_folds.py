@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tiny_model import mood, sentences, write_csv
+from tunesmith.cli.doctor import examine
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.config.options import RunConfig
@@ -20,7 +21,6 @@ from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.pipeline.folds import each_run, run_repeats
 from tunesmith.pipeline.train import RunObserver, finetune
 from tunesmith.report.compare import compare_runs
-from tunesmith.runs.doctor import examine
 from tunesmith.runs.folder import RunDir
 
 

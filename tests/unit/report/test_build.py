@@ -19,8 +19,7 @@ from tunesmith.report.predictions import (
     headline_scores,
     make_predictions,
 )
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.lock import RunLock
+from tunesmith.runs.folder import RunDir, RunLock
 
 COLUMNS: dict[str, list[Any]] = {
     "row": [0, 1, 2, 3, 4],

@@ -14,8 +14,8 @@ import pytest
 
 from tunesmith.cli.main import main
 from tunesmith.errors import ConfigError
+from tunesmith.report.build import render_comparison
 from tunesmith.report.compare import NO_EVIDENCE, compare_runs
-from tunesmith.report.render import render_comparison
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tunesmith.events import Event, RunStarted, StepDone
-from tunesmith.report.build import build_report
-from tunesmith.report.render import content_policy, embed_json, render_report, write_report
+from tunesmith.report.build import build_report, content_policy, embed_json, render_report, write_report
 from tunesmith.runs.event_log import Journal
 
 

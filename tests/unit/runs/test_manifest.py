@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tunesmith.errors import CheckpointError, ResourceError
-from tunesmith.runs.lock import RunLock
+from tunesmith.runs.folder import RunLock
 from tunesmith.runs.manifest import MANIFEST, publish_folder, read_manifest, retire, sweep, verify
 
 
@@ -68,7 +68,7 @@ def test_sweep_removes_leftovers_and_restores_a_folder(tmp_path: Path) -> None:
 
 def test_lock_names_its_process_and_ends_with_it(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tunesmith.runs.lock import RunLock\n"
+        "import sys; from pathlib import Path; from tunesmith.runs.folder import RunLock\n"
         "lock = RunLock(Path(sys.argv[1])); lock.__enter__(); print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
