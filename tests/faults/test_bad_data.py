@@ -175,8 +175,8 @@ LABELS = {
     "score is infinite": Bad(
         "x.csv", "text,score\na b,0.5\nc d,inf\n", ("x.csv:3:score: 'inf'",), {"do_regression": True}
     ),
-    "score is missing": Bad(
-        "x.csv", "text,score\na b,0.5\nc d,\n", ("x.csv:3:score: the score is missing",), {"do_regression": True}
+    "number is missing": Bad(
+        "x.csv", "text,score\na b,0.5\nc d,\n", ("x.csv:3:score: the number is missing",), {"do_regression": True}
     ),
     "null in parquet": Bad("x.parquet", parquet(["a", None, "b"]), ("x.parquet:2:label: the label is missing",)),
     "null text in parquet": Bad(

@@ -377,7 +377,13 @@ def _choose_task(
     source = sources.get("train") or next(iter(sources.values()))
     if do_regression:
         return Task.REGRESSION, "Task: regression, as requested."
-    if source.label_parts(label):
+    parts = source.label_parts(label)
+    if any(survey_labels(source, part).fractions for part in parts):
+        why = (
+            f"the columns {', '.join(parts)} contain the probability of each class. Metrics use the most probable class"
+        )
+        return Task.BINARY if len(parts) == 2 else Task.MULTICLASS, f"Soft labels: {why}."
+    if parts:
         return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label."
     single = False
     if is_list_type(source.type_of(label)):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.data.rows import Columns, Ints, Part, Source
+from tunesmith.data.rows import TARGETS, Columns, Ints, Part, Source
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
 from tunesmith.labels import UNLABELLED, LabelMap, Task, fold_label, match_names
 from tunesmith.models.files import library_bars_off
@@ -271,6 +271,7 @@ def normalize_label(name: str) -> str:
 
 
 ENCODED = "labels"
+SUM_TOLERANCE = 0.01
 SHOWN = 4
 _UNLABELLED_NAME = str(UNLABELLED)
 _SWITCHES = ({"0", "1"}, {"0.0", "1.0"}, {"false", "true"})
@@ -315,7 +316,7 @@ def encode_labels(
     column = columns.label
     if column is None:
         raise DataError("there is no label column", fix="Set --label_column_name.")
-    if not any(column in source.column_names for source in sources.values()):
+    if not any(source.has_label(column) for source in sources.values()):
         raise next(iter(sources.values())).no_column(column, "--label_column_name")
     if ENCODED in columns.text:
         raise DataError(f"a text column is named {ENCODED!r}, as the labels are inside", fix="Rename it in the data.")
@@ -325,6 +326,8 @@ def encode_labels(
             _refuse_constant(sources["train"], column, scores["train"])
         return LabelMap((column,), Task.REGRESSION), _with_labels(sources, scores)
     labelled = {split: source for split, source in sources.items() if column in source.column_names}
+    if columns.task is not Task.MULTILABEL and next(iter(sources.values())).label_parts(column):
+        return _encode_probabilities(sources, column, rules)
     surveys = {split: survey_labels(source, column) for split, source in labelled.items()}
     first = "train" if "train" in labelled else next(iter(labelled))
     train, multilabel = labelled[first], columns.task is Task.MULTILABEL
@@ -376,20 +379,98 @@ def _ids(source: Source, column: str, naming: Naming) -> Any:
 
 def _with_labels(sources: Mapping[str, Source], labels: Mapping[str, Any]) -> dict[str, Dataset]:
     """The rows of each source with the column "labels", in place of any column of that name."""
+    return {split: _add_column(source.dataset, ENCODED, labels[split]) for split, source in sources.items()}
+
+
+def _add_column(dataset: Dataset, name: str, cells: Any) -> Dataset:
+    """The dataset with this column, in place of any column of that name."""
     import datasets
 
+    if name in dataset.column_names:
+        dataset = dataset.remove_columns(name)
+    digest = hashlib.sha256(dataset._fingerprint.encode())
+    for buffer in filter(None, cells.buffers()):
+        digest.update(buffer)
+    with library_bars_off(datasets):  # selected rows are copied first
+        # A given fingerprint keeps `datasets` from hashing (by pickling) the whole column.
+        return dataset.add_column(name, cells, new_fingerprint=digest.hexdigest()[:16])
+
+
+def _encode_probabilities(
+    sources: Mapping[str, Source], column: str, rules: LabelRules
+) -> tuple[LabelMap, dict[str, Dataset]]:
+    """As `encode_labels`, for one probability column per class. "labels" is the most probable class.
+
+    The classes are called as the columns, without a prefix that all share and that ends with an underscore.
+    """
+    import pyarrow as pa
+
+    train = next(iter(sources.values()))
+    parts = train.label_parts(column)
+    prefix = parts[0].partition("_")[0] + "_"
+    shared = all(part.startswith(prefix) and part != prefix for part in parts)
+    names = tuple(part.removeprefix(prefix) if shared else part for part in parts)
+    order = match_names(rules.names or rules.head_names, names)
+    if rules.names is not None and order is None:
+        fix = "Omit --label_names, or rename the columns."
+        raise ConfigError(
+            f"the probability columns are those of {', '.join(names[:20])}, not of --label_names", fix=fix
+        )
+    column_of = dict(zip(names, parts, strict=True))
+    naming = Naming(order or names, tuple(column_of[name] for name in order or names))
+    naming = _put_positive_last(naming, {}, rules.positive, free=order is None)
     encoded = {}
     for split, source in sources.items():
-        dataset = source.dataset
-        if ENCODED in dataset.column_names:
-            dataset = dataset.remove_columns(ENCODED)
-        digest = hashlib.sha256(dataset._fingerprint.encode())
-        for buffer in filter(None, labels[split].buffers()):
-            digest.update(buffer)
-        with library_bars_off(datasets):  # selected rows are copied first
-            # A given fingerprint keeps `datasets` from hashing (by pickling) the whole column.
-            encoded[split] = dataset.add_column(ENCODED, labels[split], new_fingerprint=digest.hexdigest()[:16])
-    return encoded
+        if not source.has_label(column):
+            ids = pa.array(np.full(source.dataset.num_rows, UNLABELLED, dtype=np.int64))
+            encoded[split] = _add_column(source.dataset, ENCODED, ids)
+            continue
+        table = _read_probabilities(source, naming.values)
+        encoded[split] = _add_column(source.dataset, ENCODED, pa.array(table.argmax(axis=1)))
+        if split == "train":
+            encoded[split] = _add_column(encoded[split], TARGETS, _as_arrow(table))
+    return LabelMap.for_classes(naming.names), encoded
+
+
+def _read_probabilities(source: Source, columns: Sequence[str]) -> np.ndarray[Any, Any]:
+    """The probabilities (rows, columns), scaled to a sum of exactly 1. Invalid ones are a DataError."""
+    table = np.stack([_read_numbers(source, name) for name in columns], axis=1)
+    sums = table.sum(axis=1)
+    if (table < 0).any():
+        row, place = np.argwhere(table < 0)[0].tolist()
+        problem = f"the probability {table[row, place]:g} is negative"
+        raise DataError(problem, where=source.where(row, columns[place]), fix="Write a number from 0 to 1.")
+    wrong = np.abs(sums - 1) > SUM_TOLERANCE
+    if wrong.any():
+        row = int(wrong.argmax())
+        fix = "List one column for each class. If a row can have several labels, write 0 or 1."
+        where = source.where(row, ",".join(columns))
+        raise DataError(f"the probabilities sum to {sums[row]:.4g}, expected 1", where=where, fix=fix)
+    return np.asarray(table / sums[:, None])
+
+
+def _read_numbers(source: Source, column: str) -> np.ndarray[Any, Any]:
+    parts = [_numbers(label_cells(t.column(column)), source, column, at) for at, t in source.scan([column])]
+    return np.concatenate(parts)
+
+
+def add_confidence(source: Source, encoded: Dataset, name: str, labels: LabelMap) -> Dataset:
+    """The encoded training rows with soft targets: the confidence on the label, the rest spread over the other classes."""
+    if name not in source.column_names:
+        raise source.no_column(name, "--label_confidence_column_name")
+    if labels.task not in (Task.BINARY, Task.MULTICLASS) or TARGETS in encoded.column_names:
+        fix = "Omit it."
+        raise ConfigError("--label_confidence_column_name needs a single label column with one class per row", fix=fix)
+    confidence = _read_numbers(source, name)
+    bad = (confidence < 0) | (confidence > 1)
+    if bad.any():
+        row = int(bad.argmax())
+        fix = "Write a number from 0 to 1; divide percentages by 100."
+        raise DataError(f"{confidence[row]:g} is not a probability", where=source.where(row, name), fix=fix)
+    rest = (1 - confidence) / (len(labels) - 1)
+    targets = np.repeat(rest[:, None], len(labels), axis=1)
+    targets[np.arange(len(targets)), np.asarray(encoded.with_format("numpy")[ENCODED][:])] = confidence
+    return _add_column(encoded, TARGETS, _as_arrow(targets))
 
 
 def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
@@ -576,8 +657,7 @@ def read_scores(source: Source, column: str, *, is_test: bool) -> Any:
 
     if column not in source.column_names:
         return pa.array(np.full(source.dataset.num_rows, np.nan, dtype=np.float32))
-    parts = [_numbers(label_cells(t.column(column)), source, column, at) for at, t in source.scan([column])]
-    scores = np.concatenate(parts)
+    scores = _read_numbers(source, column)
     if is_test and (scores == UNLABELLED).all():
         scores = np.full_like(scores, np.nan)
     rounded = scores.astype(np.float32)
@@ -613,8 +693,8 @@ def _numbers(cells: Any, source: Source, column: str, start: int) -> Any:
     if not pc.all(good).as_py():
         at = pc.index(good, False).as_py()
         value = cells[at].as_py()
-        problem = "the score is missing" if value in (None, "") else f"{value!r} is not a number"
-        fix = "Regression needs a finite number in every row."
+        problem = "the number is missing" if value in (None, "") else f"{value!r} is not a number"
+        fix = "Write a finite number in every row."
         raise DataError(problem, where=source.where(start + at, column), fix=fix)
     numbers = cells.cast(pa.float64()).to_numpy(zero_copy_only=False)
     too_large = np.abs(numbers) > LARGEST_SCORE

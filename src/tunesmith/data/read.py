@@ -26,6 +26,7 @@ from tunesmith.data.columns import infer_columns, require_text
 from tunesmith.data.labels import (
     NUMBER,
     LabelRules,
+    add_confidence,
     class_names,
     correct_labels,
     encode_labels,
@@ -40,6 +41,7 @@ from tunesmith.data.rows import (
     BAD_COLUMN,
     LINE_COLUMN,
     MAX_GROUPED_ROWS,
+    TARGETS,
     CachedRows,
     Columns,
     Part,
@@ -125,6 +127,12 @@ def load_data(
         names, head_names, config.positive_label, config.label_separator, merge_variants=config.merge_label_variants
     )
     labels, encoded = encode_labels(good, columns, rules, notes)
+    confidence = config.label_confidence_column_name
+    if confidence is not None:
+        encoded["train"] = add_confidence(good["train"], encoded["train"], confidence, labels)
+        notes.append(f"Soft labels: {confidence!r} is the probability of the label. Metrics use the label.")
+    if config.labels_file is not None and TARGETS in encoded["train"].column_names:
+        raise ConfigError("--labels_file corrects certain labels, not probabilities", fix="Correct the training data.")
     parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}
     if config.labels_file is not None:
         review = read_source(config.labels_file, name="labels", cache_dir=config.cache_dir)

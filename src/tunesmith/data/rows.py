@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from tunesmith.errors import CheckpointError, ConfigError, DataError, ResourceError, did_you_mean, first_few, short_text
 from tunesmith.files import BadFile, create, fsync_path, known_hash, open_plain
@@ -34,6 +35,9 @@ LINE_COLUMN = "__line__"
 
 BAD_COLUMN = "__bad__"
 """Holds why a row of a file could not be read, where such rows are left out."""
+
+TARGETS = "__targets__"
+"""Holds a probability for each class in encoded training rows with soft labels."""
 
 SCAN_ROWS = 65_536
 Ints = np.ndarray[Any, Any]
@@ -161,8 +165,17 @@ class Part:
 
     def labels(self) -> Any:
         """The encoded labels of the rows used, as one Arrow array."""
-        table = self.encoded.select_columns(["labels"]).with_format("arrow")[:]
-        column = table.column("labels").combine_chunks()
+        return self._encoded("labels")
+
+    def targets(self) -> npt.NDArray[np.float32] | None:
+        """The probabilities (rows, classes) of the rows used; None if each has one certain label."""
+        if TARGETS not in self.encoded.column_names:
+            return None
+        return np.array(self._encoded(TARGETS).to_pylist(), dtype=np.float32)
+
+    def _encoded(self, name: str) -> Any:
+        table = self.encoded.select_columns([name]).with_format("arrow")[:]
+        column = table.column(name).combine_chunks()
         return column if self.rows is None else column.take(self.rows)
 
     def where(self, row: int) -> str:
@@ -217,10 +230,12 @@ def _hash_labels(part: Part) -> bytes:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    cells = part.labels()
+    cells, targets = part.labels(), part.targets()
     if pa.types.is_list(cells.type):
         cells = pc.list_flatten(cells)
-    return hashlib.sha256(np.ascontiguousarray(cells.to_numpy(zero_copy_only=False)).tobytes()).digest()
+    found = hashlib.sha256(np.ascontiguousarray(cells.to_numpy(zero_copy_only=False)).tobytes())
+    found.update(b"" if targets is None else targets.tobytes())
+    return found.digest()
 
 
 log = logging.getLogger(__name__)

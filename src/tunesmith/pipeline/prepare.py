@@ -136,7 +136,9 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], ob
     config = settled.config
     speedups, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
     log_model(log, config, loaded, speedups, runtime, failing)
-    batches = _make_batches(config, rows["train"], speedups, runtime)
+    targets = bundle.parts["train"].targets()
+    trained = rows["train"] if targets is None else replace(rows["train"], labels=targets)
+    batches = _make_batches(config, trained, speedups, runtime)
     identity = make_identity(config, data, tokenizer_content(tokenizer, length), runtime, batches.sampling)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     plan = make_plan(config, batches, suite, has_validation="validation" in rows, on_gpu=runtime.device.type == "cuda")

@@ -38,7 +38,10 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class TaskLoss:
-    """Cross entropy, binary cross entropy per label, or squared error; with class weights and label smoothing."""
+    """Cross entropy, binary cross entropy per label, or squared error; with class weights and label smoothing.
+
+    Single-label classes may also be targets with a probability for each.
+    """
 
     task: Task
     num_labels: int
@@ -60,6 +63,10 @@ class TaskLoss:
         if self.task is Task.MULTILABEL:
             return functional.binary_cross_entropy_with_logits(logits, labels.float(), reduction="sum")
         weight = None if self.class_weights is None else _on_device(self.class_weights, logits.device)
+        if labels.dim() == 2:  # a probability for each class
+            return functional.cross_entropy(
+                logits, labels, weight=weight, reduction="sum", label_smoothing=self.label_smoothing
+            )
         targets = torch.where(labels < 0, IGNORED, labels)
         return functional.cross_entropy(
             logits, targets, weight=weight, reduction="sum", ignore_index=IGNORED, label_smoothing=self.label_smoothing
@@ -82,11 +89,13 @@ class TaskLoss:
             return float(np.count_nonzero(~np.isnan(labels)))
         if self.task is Task.MULTILABEL:
             return float(labels.size)
-        known = labels[labels >= 0]
         if self.class_weights is None:
-            return float(len(known))
+            return float(len(labels) if labels.ndim == 2 else np.count_nonzero(labels >= 0))
         # fp32 weights, as torch divides by their fp32 values
-        return float(np.asarray(self.class_weights, dtype=np.float32)[known].sum(dtype=np.float64))
+        weights = np.asarray(self.class_weights, dtype=np.float32)
+        if labels.ndim == 2:  # the expected weight
+            return float((labels @ weights).sum(dtype=np.float64))
+        return float(weights[labels[labels >= 0]].sum(dtype=np.float64))
 
 
 @functools.cache

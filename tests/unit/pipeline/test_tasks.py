@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiny_model import mood, save_tiny_bert, sentences, write_csv
+from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
@@ -100,6 +101,30 @@ def agree_with_transformers(folder: Path, rows: list[dict[str, Any]], text: tupl
     for row, found in zip(ours, piped, strict=True):
         by_name = {entry["label"]: entry["score"] for entry in found}
         assert [by_name[name] for name in predictor.facts.labels.names] == pytest.approx(row.tolist(), abs=1e-5)
+
+
+def test_soft_labels_train_from_the_command_line(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"text": text, "p_bad": round(0.2 if good else 0.7, 2), "p_good": round(0.8 if good else 0.3, 2)}
+        for text, good in sentences(60)
+    ]
+    words = ["train", "--train_file", str(write_csv(tmp_path / "t.csv", rows)), "--label_column_name", "p_bad,p_good"]
+    words += ["--model_name_or_path", str(tiny), "--output_dir", str(tmp_path / "run"), "--cache_dir", str(tmp_path)]
+    assert main([*words, "--max_steps", "60", "--learning_rate", "3e-3", "--use_cpu"]) == 0
+    said = "Metrics use the most probable class"
+    assert said in capsys.readouterr().err
+    assert said in (tmp_path / "run" / "report.html").read_text()
+    model = Predictor.load(tmp_path / "run" / "model", use_cpu=True)
+    assert model.facts.labels.names == ("bad", "good")
+    probabilities = model.probabilities([str(row["text"]) for row in rows])
+    targets = np.array([[row["p_bad"], row["p_good"]] for row in rows], dtype=float)
+    assert np.abs(probabilities - targets).mean() < 0.1, "hard labels would give probabilities near 0 and 1"
+    rows[3]["p_bad"] = -0.5
+    write_csv(tmp_path / "t.csv", rows)
+    assert main([*words, "--output_dir", str(tmp_path / "other")]) == 3
+    assert "t.csv:5:p_bad: the probability -0.5 is negative" in capsys.readouterr().err
 
 
 def test_unlabeled_test_rows_are_predicted_and_not_scored(train: Any, tmp_path: Path) -> None:
