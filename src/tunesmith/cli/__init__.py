@@ -1,1 +1,1 @@
-"""The `tunesmith` command: one file a verb, and the console that shows a run."""
+"""The `tunesmith` command: one file per verb, and the console that shows a run."""

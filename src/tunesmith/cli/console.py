@@ -1,4 +1,4 @@
-"""The output of a run: progress bars on a terminal, plain lines elsewhere. It is an event listener like others."""
+"""The output of a run: progress bars on a terminal, plain lines elsewhere. It listens to events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tunesmith.events import (
 from tunesmith.pipeline.train import PAIR_STAGE, RunObserver
 
 SLOW_SECONDS = 2.0
-"""Without bars, work that is finished sooner is not reported."""
+"""Without bars, only work that takes longer is reported."""
 LINE_SECONDS = 10.0
 """Without bars, minimum time between two lines about progress."""
 MAX_EVALUATIONS = 12
@@ -52,12 +52,12 @@ SHOWN_METRICS = 2
 
 
 def uses_color(stream: TextIO) -> bool:
-    """Whether to color text: a terminal, and NO_COLOR not set."""
+    """Return whether to color text: only on a terminal, unless NO_COLOR is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def quiet_libraries() -> None:
-    """Silences messages of libraries that a user cannot act on."""
+    """Silence messages of libraries that a user cannot act on."""
     import logging
     import warnings
 
@@ -174,7 +174,7 @@ class Console:
             self._training = None
 
     def plan(self, num_steps: int, steps_per_epoch: float) -> None:
-        """Set the length of the run, which a resumed run does not announce by a RunStarted event."""
+        """Set the length of the run. A resumed run has no RunStarted event that announces it."""
         self._num_steps = num_steps
         self._last_line = time.monotonic()
         every = self.logging_steps
@@ -205,7 +205,7 @@ class Console:
             self._losses.clear()
 
     def _rate_and_rest(self, step: int) -> str:
-        """Speed and remaining time, from the last steps without evaluations and saves."""
+        """Return speed and remaining time, from the last steps without evaluations and saves."""
         spent = sum(self._recent)
         if spent <= 0:
             return ""
@@ -233,7 +233,7 @@ class Console:
             self._write(f"{start}loss {_metric(event.metrics.get('loss'))}{of_train}{values}{mark}")
 
     def _write(self, text: str) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         bar = self._bar if self._bar is not None else self._training
         try:
             if bar is not None:
@@ -277,14 +277,14 @@ def _sentence(event: Note | MicroBatchSplit | NonFinite) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`12s`, `3m05s`, `2h07m`."""
+    """Format seconds as `12s`, `3m05s` or `2h07m`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 def format_bytes(count: float) -> str:
-    """`812 B`, `3.4 MB`."""
+    """Format bytes as `812 B` or `3.4 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

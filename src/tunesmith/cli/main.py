@@ -51,7 +51,7 @@ VERBS: dict[str, dict[str, str]] = {
 
 ALIASES = {"resume": "train"}
 LEAVES_FILES = ("train", "resume", "demo")
-"""Verbs whose results are files, so that a closed stdout loses nothing."""
+"""Verbs that write their results to files: a closed stdout loses nothing."""
 
 _ENVIRONMENT_ERRORS = (
     errno.ENOSPC,
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
         code, text = explain(error, debug=debug)
         try:
             print(f"tunesmith: {text}", file=sys.stderr, flush=True)
-        except OSError:  # stderr may be a file on the disk that is full: the exit code must still say why
+        except OSError:  # stderr may be a file on the full disk: the exit code must still show the reason
             drop(sys.stderr)
         try:
             sys.stdout.flush()
@@ -191,7 +191,7 @@ def explain(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
         return 4, f"error: out of memory: use a smaller batch or --max_seq_length{again}"
     reason = " ".join(str(error).split()) or "no message"
     if kind == "PanicException":
-        # the Rust core of a tokenizer: its tokenizer.json, or a text that its patterns choke on
+        # the Rust core of a tokenizer: a bad tokenizer.json, or a text on which its patterns fail
         return 3, f"error: the tokenizer failed: {reason[:300]}{again}"
     if isinstance(error, RuntimeError) and reason.startswith("Symlink loop"):
         return 4, f"error: a link leads to itself: {reason.partition('from ')[2][:300]}"
@@ -242,7 +242,7 @@ class LostOutput(io.StringIO):
 
 
 def prepare_streams() -> None:
-    """Make both streams usable. Open descriptors 0 to 2, so that our files never get numbers to which libraries print."""
+    """Make both streams usable. Open descriptors 0 to 2, so that our files never get descriptors that libraries print to."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -48,7 +48,7 @@ def positive(text: str) -> int:
 
 
 class Switch(argparse.Action):
-    """A flag without a value (`--bf16`), or followed by true or false. Subclasses store it."""
+    """A flag without a value (`--bf16`), or followed by true or false. Subclasses store the value."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -214,11 +214,11 @@ class _Give(argparse.Action):
 
 
 class _GiveSwitch(_Give, Switch):
-    """`--bf16`, `--bf16 true`, `--bf16 false`."""
+    """Accepts `--bf16`, `--bf16 true` and `--bf16 false`."""
 
 
 class _GiveNo(argparse.Action):
-    """`--no_bf16` is `--bf16 false`."""
+    """Accepts `--no_bf16` as `--bf16 false`."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         namespace.given = {**namespace.given, self.dest: "false"}

@@ -241,7 +241,7 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def reading_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments for the reader."""
+    """Return keyword arguments for the reader."""
     return {
         "encoding": args.encoding,
         "delimiter": args.delimiter,
@@ -252,7 +252,7 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_model_facts(args: argparse.Namespace) -> Any:
-    """The facts of the model of `args.run`. Needs no torch, so that a wrong file is refused before the model is loaded."""
+    """Return the facts of the model of `args.run`. Needs no torch, so that a wrong file is refused before the model is loaded."""
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.inference.model_folder import model_folder_of, read_facts
     from tunesmith.models.files import read_config_file
@@ -263,7 +263,7 @@ def read_model_facts(args: argparse.Namespace) -> Any:
 
 
 def load_predictor(args: argparse.Namespace, *, threads: int | None = None) -> Any:
-    """The trained model of `args.run`; `threads` are those of a CPU."""
+    """Load the trained model of `args.run`; `threads` applies to a CPU."""
     from tunesmith.inference.predictor import Predictor
 
     load = partial(
@@ -293,7 +293,7 @@ def _calibrate(predictor: Any, args: argparse.Namespace) -> Any:
 
 
 def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:
-    """The text columns that --text_column_names names; none without it."""
+    """Return the text columns of --text_column_names; none without it."""
     from tunesmith.errors import ConfigError
 
     names = tuple(name.strip() for given in args.text_column_names or () for name in given.split(","))
@@ -303,7 +303,7 @@ def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, ...]:
-    """The text columns: as requested, else as in training, else as found in the file."""
+    """Return the text columns: as requested, else as in training, else as detected in the file."""
     from tunesmith.data.columns import infer_columns
     from tunesmith.data.read import read_source
 

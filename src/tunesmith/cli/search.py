@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tunesmith.tuning.search import SearchResult
 
 SHOWN = 5
-"""Trials in the table on stdout; search.json has all."""
+"""Number of trials in the table on stdout; search.json has all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_search(found: SearchResult) -> None:
-    """Print the best trials, the best compared with the first, and the next commands."""
+    """Print the best trials, the best one compared with the first, and the next commands."""
     done = [one for one in found.records if one.state == "complete" and one.value is not None]
     counts = {state: sum(one.state == state for one in found.records) for state in ("complete", "pruned", "failed")}
     print(f"\n{', '.join(f'{n} {state}' for state, n in counts.items())}; {found.seconds:.0f} s")

@@ -18,8 +18,8 @@ from tunesmith.errors import ConfigError
 DEFAULT_PORT = 8322
 MIN_KEY = 16
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Idle threads of a matmul sleep instead of spinning. With clients on the same two cores, spinning took 62 ms of CPU time per
-row instead of 9.7 (all-MiniLM-L6-v2, sentences of subj), at a quarter of the throughput."""
+"""Settings that let idle matmul threads sleep instead of spin. On two cores shared with the clients, spinning took 62 ms per
+row of CPU time instead of 9.7 (all-MiniLM-L6-v2, sentences of subj), at a quarter of the throughput."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

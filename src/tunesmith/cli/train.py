@@ -57,7 +57,7 @@ def config_of_run(folder: RunDir) -> RunConfig:
     from tunesmith.runs.folder import BEST_OPTIONS, open_run, read_environment
 
     started = folder.path / BEST_OPTIONS
-    file = started if started.is_file() else folder.config_file  # the options as set, before best chose among them
+    file = started if started.is_file() else folder.config_file  # the options as set, before --recipe best changed them
     if not file.is_file():
         open_run(folder.path)
         raise ConfigError("does not exist", where=str(folder.config_file), fix="Run the training command again.")
@@ -119,7 +119,7 @@ def import_torch_in_background() -> None:
 
     def load() -> None:
         with suppress(Exception):
-            import_module("torch")  # not transformers: `datasets` must not meet it half imported
+            import_module("torch")  # not transformers: `datasets` must not see it partially imported
 
     threading.Thread(target=load, name="import torch").start()
 

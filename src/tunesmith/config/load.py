@@ -35,7 +35,7 @@ RENAMED: dict[str, str] = {
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
     "max_length": "max_seq_length",
 }
-"""Old name -> the name it has now."""
+"""Old name -> current name."""
 
 IGNORED: dict[str, tuple[Any, str]] = {
     "overwrite_output_dir": (None, "it has no effect, as in transformers v5"),
@@ -62,7 +62,7 @@ IGNORED: dict[str, tuple[Any, str]] = {
     "preprocessing_num_workers": (None, "fast tokenizers use all cores"),
     "auto_find_batch_size": (True, "a batch that does not fit into memory is always split, with the same results"),
 }
-"""Name -> (default in earlier versions, why it is not needed). The default, as in an old run.yaml, is accepted silently."""
+"""Name -> (default in earlier versions, why it isn't needed). The default, as in an old run.yaml, is accepted silently."""
 
 _TRAINER_ONLY = "is available through tunesmith.Trainer; the command line trains with DDP (torchrun)"
 REFUSED: dict[str, str] = {
@@ -168,7 +168,7 @@ def _ratio(value: Any) -> float | int:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Converted values by name, the place of each, notes about old names, and all problems."""
+    """Converted values by name, the place of each, notes about old names and all problems."""
 
     values: dict[str, Any]
     wheres: dict[str, str]
@@ -255,7 +255,7 @@ def _convert(name: str, value: Any) -> Any:
 
 
 def _start(entry: Entry) -> str:
-    """Place and name of an entry; for a flag both are the flag itself."""
+    """Return place and name of an entry; for a flag, only the flag."""
     return entry.where if entry.where.startswith("--") else f"{entry.where}: {entry.name}"
 
 
@@ -273,7 +273,7 @@ MAX_DEPTH = 4
 
 @dataclass(frozen=True)
 class Entry:
-    """`where` is `file:line:column` or the flag as given."""
+    """`where` is `file:line:column` or the flag."""
 
     name: str
     value: Any
@@ -318,7 +318,7 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 def read_top_level(text: str, file: str) -> FileEntries:
-    """The entries of the mapping in a YAML file. Values stay as they are written: tags and anchors are never interpreted."""
+    """Parse the top-level mapping of a YAML file. Values stay as written: tags and anchors are never interpreted."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -377,7 +377,7 @@ def _value(node: Any, file: str, problems: list[str]) -> Any:
 
 
 def _as_written(scalar: Any) -> str | None:
-    """The text of a scalar; None for a null without quotes."""
+    """Return the text of a scalar; None for an unquoted null."""
     return None if not scalar.style and scalar.value in _NULLS else str(scalar.value)
 
 
@@ -398,7 +398,7 @@ _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*(_[0-9]+)*)")
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """The value in the type of the hint. A ValueError says what was expected and what was found."""
+    """Convert a value to the type of the hint. A ValueError names what was expected and what was found."""
     kinds = _kinds(hint)
     if value is None or (isinstance(value, str) and NoneType in kinds and _means_none(value, kinds)):
         if NoneType in kinds:
@@ -406,14 +406,16 @@ def convert(value: Any, hint: Any) -> Any:
         raise ValueError(f"expected {describe(hint)}, got nothing")
     for kind in kinds:
         if kind is not NoneType:
-            with suppress(ValueError, OverflowError, RecursionError):  # not of this kind; another of the union may fit
+            with suppress(
+                ValueError, OverflowError, RecursionError
+            ):  # not this type; another member of the union may fit
                 return _convert_one(value, kind)
     shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
     raise ValueError(f"expected {describe(hint)}, got {shown}{_how_to_write(value, kinds)}")
 
 
 def describe(hint: Any) -> str:
-    """The type in plain words: "a whole number", "auto, on or off"."""
+    """Return the type in plain words: "a whole number", "auto, on or off"."""
     words: list[str] = []
     for kind in _kinds(hint):
         if kind is NoneType:
@@ -443,7 +445,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _means_none(text: str, kinds: tuple[Any, ...]) -> bool:
-    """Empty text unsets any option; the words none and null do so where text itself is not wanted."""
+    """Parse text for any type. Empty text unsets an option; so do none and null, unless the option is text."""
     if text == "":
         return True
     free_text = str in kinds or any(get_origin(kind) is tuple and get_args(kind)[0] is str for kind in kinds)
@@ -462,7 +464,7 @@ def _convert_one(value: Any, kind: Any) -> Any:
 
 
 def _as_choice(value: Any, choices: tuple[Any, ...]) -> Any:
-    """One of the choices. True and False (from Python) mean on/off or yes/no."""
+    """Return one of the choices. True and False (from Python) mean on/off or yes/no."""
     meant = [c for c in choices if c == value or (isinstance(value, bool) and WORDS.get(str(c)) is value)]
     if not meant:
         raise ValueError
@@ -501,7 +503,7 @@ def _as_str(value: Any) -> str:
 
 
 def _as_tuple(value: Any, item: Any) -> tuple[Any, ...]:
-    """A list as it is; text is split at commas, so that empty text is an empty list."""
+    """Return a list unchanged; split text at commas, so that empty text is an empty list."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",")] if value.strip() else []
     if not isinstance(value, (list, tuple)):
@@ -510,7 +512,7 @@ def _as_tuple(value: Any, item: Any) -> tuple[Any, ...]:
 
 
 def _as_dict(value: Any) -> dict[str, Any]:
-    """A mapping of names to plain numbers, words or switches; on the command line written as JSON."""
+    """Return a mapping of names to numbers, words or switches; on the command line it is JSON."""
     value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, dict):
         raise ValueError
@@ -529,7 +531,7 @@ def _as_scalar(value: Any) -> Any:
 
 
 def _how_to_write(value: Any, kinds: tuple[Any, ...]) -> str:
-    """How to write the number so that it is accepted, or nothing."""
+    """Return how to write the number so that it is accepted, or ""."""
     number = math.nan
     if isinstance(value, (str, float)) and {int, float}.intersection(kinds):
         with suppress(ValueError):

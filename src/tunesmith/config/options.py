@@ -146,7 +146,7 @@ class Options:
 
     # Model
     model_name_or_path: str | None = None
-    """Folder or Hub id of an encoder; with --recipe best several, separated by commas. Default: bundled all-MiniLM-L6-v2."""
+    """Folder or Hub id of an encoder. Default: the bundled all-MiniLM-L6-v2."""
     tokenizer_name: str | None = None
     """Folder or Hub id of a different tokenizer. Default: the tokenizer of the model."""
     model_revision: str = "main"
@@ -309,7 +309,7 @@ PATH_OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Options):
-    """The complete configuration of a run. Names and meanings follow transformers v5 where it has them."""
+    """The complete configuration of a run. Names and meanings follow transformers v5 if it has the option."""
 
     def __post_init__(self) -> None:
         """Normalize spellings: `tab` becomes a tab, `eval_mcc` becomes `matthews_correlation`, `~` the home folder."""
@@ -326,7 +326,7 @@ class RunConfig(Options):
 
     @property
     def name(self) -> str:
-        """`run_name`, or a name made from the data and the model."""
+        """Return `run_name`, or a name made from the data and the model."""
         if self.run_name is not None:
             return self.run_name
         source = self.task_name or self.dataset_config_name or self.dataset_name
@@ -334,7 +334,7 @@ class RunConfig(Options):
             bare = (self.train_file or "run").removesuffix(".gz")
             ending = Path(bare).suffix
             source = bare.removesuffix(ending) if ending[1:].isalpha() else bare
-        model = (self.model_name_or_path or "all-MiniLM-L6-v2").split(",")[0]
+        model = self.model_name_or_path or "all-MiniLM-L6-v2"
         return "-".join(Path(part.rstrip("/\\")).name or "run" for part in (source, model))
 
     @property
@@ -352,7 +352,7 @@ class RunConfig(Options):
 
     @property
     def run_folder(self) -> Path:
-        """`output_dir`, or `runs/<name>`."""
+        """Return `output_dir`, or `runs/<name>`."""
         return Path(self.output_dir) if self.output_dir is not None else Path("runs") / self.name
 
 
@@ -377,17 +377,17 @@ class Option:
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """The types of a union, or the only type."""
+        """Return the types of a union, or the only type."""
         return get_args(self.hint) if get_origin(self.hint) in (Union, UnionType) else (self.hint,)
 
     @property
     def is_list(self) -> bool:
-        """Whether the option accepts several values."""
+        """Return whether the option accepts several values."""
         return any(get_origin(kind) is tuple for kind in self.kinds)
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The fixed values that the option accepts, if it has any."""
+        """Return the fixed values that the option accepts, if any."""
         return tuple(str(c) for kind in self.kinds if get_origin(kind) is Literal for c in get_args(kind))
 
 
@@ -411,7 +411,7 @@ def list_options() -> dict[str, Option]:
 
 
 def _annotation(hint: Any) -> Any:
-    """Return the annotation of a type, or of a part of a union."""
+    """Return the annotation of a type or of a member of a union."""
     if get_origin(hint) is Annotated:
         return hint.__metadata__[0]
     return next((found for part in get_args(hint) if (found := _annotation(part)) is not None), None)

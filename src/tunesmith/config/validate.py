@@ -14,10 +14,10 @@ from tunesmith.config.options import PATH_OPTIONS, SCHEDULE_OPTIONS, Range, RunC
 from tunesmith.errors import did_you_mean
 
 LARGEST_NUMBER = 10**15
-"""The limit of options without a limit: libraries cannot compute with larger whole numbers."""
+"""Limit for options without their own: libraries can't handle larger integers."""
 
 DATA_SOURCES = ("train_file", "task_name", "dataset_name")
-"""The options that say where training rows come from: a run has one of them."""
+"""Options that name the training data; a run has exactly one of them."""
 
 
 Problem = tuple[str, str, str]
@@ -27,7 +27,7 @@ Problem = tuple[str, str, str]
 def find_problems(
     config: RunConfig, *, need_data: bool = True, wheres: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """One line for each problem; none if the config is valid. `wheres` says where an option was given."""
+    """Return one line per problem, none if the config is valid. `wheres` names the place where each option was set."""
     problems = [
         *_check_ranges(config),
         *_check_sources(config, need_data=need_data),
@@ -44,7 +44,7 @@ def find_problems(
 
 
 def _line(problem: Problem, wheres: Mapping[str, str]) -> str:
-    """Where the option was given, what is wrong, what to do."""
+    """Format a problem: where the option was set, what is wrong, what to do."""
     name, text, fix = problem
     where = wheres.get(name)
     start = name if where is None else where if where.startswith("--") else f"{where}: {name}"
@@ -236,7 +236,7 @@ def _check_saving(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_paths(config: RunConfig) -> Iterator[Problem]:
-    """Refuses invalid names of files and folders before anything is read or written."""
+    """Refuse invalid names of files and folders before anything is read or written."""
     for name in list_options():
         value = getattr(config, name)
         texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
@@ -266,7 +266,7 @@ _LARGEST = 1e9
 
 
 def schedule_problems(kind: str, options: Mapping[str, Any], learning_rate: float) -> Iterator[tuple[str, str]]:
-    """(problem, fix) for each option that this schedule does not take, and for what it needs and is not given."""
+    """Yield (problem, fix) for each option that the schedule doesn't accept and each one that is missing."""
     known = SCHEDULE_OPTIONS[kind]
     for name, value in options.items():
         if name not in known:
@@ -298,7 +298,7 @@ _SECONDS = (86400.0, 3600.0, 60.0, 1.0)
 
 
 def read_duration(text: str) -> float:
-    """The number of seconds. A ValueError says how to write a duration."""
+    """Parse a duration in seconds. A ValueError explains the format."""
     match = _PARTS.fullmatch(text.strip().lower())
     seconds = sum(float(n or 0) * unit for n, unit in zip(match.groups(), _SECONDS, strict=True)) if match else 0.0
     if not 0 < seconds < 10**9:

@@ -1,5 +1,5 @@
 """The audit of the rows of all splits: labels, duplicates and leaks, text that reveals the label, drift between splits, and
-the share of the text that the tokenizer or the sequence length loses.
+the share of the text that the tokenizer or truncation loses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RANKS = {"error": 0, "warning": 1, "info": 2}
 def audit_rows(
     parts: Mapping[str, Part], columns: Columns, labels: LabelMap, *, names_given: bool = False
 ) -> list[Finding]:
-    """Findings, most serious first. Texts are equal when they are after " ".join(text.lower().split()).
+    """Findings, most serious first. Texts are compared as " ".join(text.lower().split()).
 
     `names_given`: the user listed the labels, so similar names are intended.
     """
@@ -51,7 +51,7 @@ def audit_rows(
 
 
 def sort_findings(findings: list[Finding]) -> list[Finding]:
-    """Most serious first."""
+    """Sort findings, most serious first."""
     return sorted(findings, key=lambda finding: RANKS[finding.severity])
 
 
@@ -92,7 +92,7 @@ SHOWN = 4
 
 
 def label_ids(part: Part) -> Ints:
-    """The encoded labels: ids, numbers, or one row of 0 and 1 for each row."""
+    """Return the encoded labels: ids, numbers, or a 0/1 vector per row."""
     column = part.labels()
     if hasattr(column.type, "value_type"):
         return np.asarray(column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1))
@@ -123,7 +123,7 @@ def check_labels(ids: Mapping[str, Ints], labels: LabelMap, *, names_given: bool
 
 
 def count_labels_of(ids: Ints, labels: LabelMap) -> Ints:
-    """Rows of each label."""
+    """Count the rows of each label."""
     if labels.task is Task.MULTILABEL:
         return np.asarray(ids.sum(axis=0) if len(ids) else np.zeros(len(labels)), dtype=np.int64)
     return np.bincount(ids[ids >= 0], minlength=len(labels))
@@ -176,7 +176,7 @@ MOST_ROWS = 20_000
 FEWEST_ROWS = 40
 FOLDS = 5
 LARGE_SHARE, COLUMN_SHARE = 0.5, 0.8
-"""Shares of the constant baseline's errors from which a feature of the text or another column is reported."""
+"""Features and columns that remove at least this share of the constant baseline's errors are reported."""
 _WORD = re.compile(r"\w+")
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
@@ -190,8 +190,8 @@ def find_giveaways(
     if labels.task is Task.MULTILABEL or known.sum() < FEWEST_ROWS or len(np.unique(ids[known])) < 2:
         return []
     features = {
-        "Length": np.concatenate([characters, characters[:, :1] / np.maximum(characters[:, -1:], 1)], axis=1),
-        "Ids and dates in the text": np.concatenate([column_features(sample.columns[name]) for name in text], axis=1),
+        "Text length": np.concatenate([characters, characters[:, :1] / np.maximum(characters[:, -1:], 1)], axis=1),
+        "An id or date in the text": np.concatenate([column_features(sample.columns[name]) for name in text], axis=1),
     }
     cells_of = {f"Column {name!r}": cells for name, cells in sample.columns.items() if name not in text}
     features |= {name: column_features(cells) for name, cells in cells_of.items()}
@@ -207,7 +207,7 @@ def find_giveaways(
             evidence = f"{name} repeats the label ({says}). The model does not use this column."
             findings.append(Finding("column_repeats_label", "info", evidence, numbers=numbers))
             continue
-        evidence = f"{name} predicts {says} without reading the text."
+        evidence = f"{name} is enough to predict {says}."
         advice = "Check how the rows were collected: the model may learn the source of a row instead of its meaning."
         findings.append(Finding("label_giveaway", "warning", evidence, (advice,), numbers=numbers))
     return [*findings, *_markers(sample, ids, labels, text)]
@@ -234,7 +234,7 @@ def judge_features(values: Ints, ids: Ints, folds: Ints, *, regression: bool) ->
 
 MARKER_SHARE, MARKER_ELSEWHERE = 0.95, 0.02
 MOST_MARKED = 100
-"""Classes; with more, no word is searched for."""
+"""With more classes, words are not searched."""
 
 
 def _markers(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]) -> list[Finding]:
@@ -264,7 +264,7 @@ def _markers(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]
 
 
 def column_features(cells: Sequence[Any]) -> Ints:
-    """First and last number of each cell, all of its digits as one, and a code for the words around them."""
+    """Return the first and last number of each cell, all digits as one number, and a code for the other words."""
     texts = ["" if cell is None else str(cell)[:2_000] for cell in cells]
     numbers = [_DIGITS.findall(text) or ["-1"] for text in texts]
     ends = [np.array([float(found[at][:15]) for found in numbers]) for at in (0, -1)]
@@ -276,7 +276,7 @@ def column_features(cells: Sequence[Any]) -> Ints:
 
 
 LEAK_SHARE = 0.01
-"""Share of the rows of a split that are in train, equal or nearly so, from which its score is too good to be trusted."""
+"""With this share of (nearly) equal rows in train, the score of a split is too optimistic."""
 REPEAT_SHARE = 0.2
 CONTRADICTION_SHARE = 0.005
 CONSTANT_SHARE = 0.05
@@ -300,7 +300,7 @@ def find_overlaps(
 
 
 def _agreement(like: Ints, train: Ints, ids: Ints, train_ids: Ints, labels: LabelMap) -> bool:
-    """Whether rows that are nearly in train have the label of the row there, more often than by chance."""
+    """Return whether near-duplicates of train rows share their label more often than by chance."""
     if labels.task not in (Task.BINARY, Task.MULTICLASS):
         return True
     keys, first = np.unique(row_keys(np.sort(train, axis=1)), return_index=True)
@@ -315,7 +315,7 @@ def _agreement(like: Ints, train: Ints, ids: Ints, train_ids: Ints, labels: Labe
 
 
 def _leaks(where: Split, equal: Mapping[str, Ints], near: Mapping[str, Ints], *, agree: bool) -> list[Finding]:
-    """Rows that are in train, equal or nearly so. `agree`: near-duplicates have the label of the row in train."""
+    """Find rows that are also in train, equal or nearly equal. `agree`: near-duplicates share the label of the train row."""
     split, part = where
     whole = np.isin(row_keys(np.sort(equal[split], axis=1)), row_keys(np.sort(equal["train"], axis=1)))
     nearly = np.isin(row_keys(np.sort(near[split], axis=1)), row_keys(np.sort(near["train"], axis=1))) & ~whole
@@ -358,7 +358,7 @@ def _repeats(where: Split, exact: Ints, like: Ints) -> list[Finding]:
 
 
 Split = tuple[str, Part]
-"""The name of a split and its rows."""
+"""A split name and its rows."""
 
 
 def _of_rows(code: str, severity: Severity, where: Split, rows: Ints, what: str, advice: str) -> Finding:
@@ -370,13 +370,13 @@ def _of_rows(code: str, severity: Severity, where: Split, rows: Ints, what: str,
 
 
 def _again(rows: Ints) -> Ints:
-    """Rows whose key an earlier row has."""
+    """Return rows whose key occurred earlier."""
     again: Ints = first_equal(row_keys(rows)) < np.arange(len(rows))
     return again
 
 
 def _constant(where: Split, rows: Ints, characters: Ints) -> list[Finding]:
-    """Texts that are empty, and one text in a large share of the rows of its column."""
+    """Find empty texts, and one text that fills a large share of its column."""
     findings = []
     empty = (characters == 0).any(axis=1)
     if empty.any():
@@ -397,7 +397,7 @@ def _constant(where: Split, rows: Ints, characters: Ints) -> list[Finding]:
 def _contradictions(
     parts: Mapping[str, Part], rows: Mapping[str, Ints], ids: Mapping[str, Ints], labels: LabelMap
 ) -> list[Finding]:
-    """Rows with the same text and another label (other labels, a number far away), in all labeled rows together."""
+    """Find labeled rows with equal texts and different labels (or numbers that are far apart), across all splits."""
     group = first_equal(np.concatenate([row_keys(found) for found in rows.values()]))
     given, apart, what = np.concatenate([ids[split] for split in rows]), 0.0, "a different label"
     if labels.task is Task.MULTILABEL:
@@ -427,7 +427,7 @@ def _contradictions(
 
 
 def row_keys(rows: Ints) -> Ints:
-    """One number for each row; text numbers fit 31 bits, so two of them fit one int64."""
+    """Return one key per row; text numbers fit 31 bits, so two of them fit one int64."""
     if rows.shape[1] == 1:
         return rows[:, 0]
     wide = rows.astype(np.int64)
@@ -450,7 +450,7 @@ CUT_SHARE = 0.1
 
 
 def check_tokens(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> list[Finding]:
-    """Findings about a sample of the texts of each split; one split is enough to raise one."""
+    """Find lost text in a sample of each split; one affected split is enough."""
     every = [text for some in texts.values() for text in some]
     if not every:
         return []
@@ -465,7 +465,7 @@ def check_tokens(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> list[Fin
 def check_cut(
     rows: int, cut: int, tokens: int, lost: int, longest: int, limit: int | None, length: int
 ) -> list[Finding]:
-    """`longest`: tokens of which 99% of the rows have no more; `limit`: what the model can take."""
+    """`longest`: 99th percentile of the row lengths in tokens; `limit`: the maximum of the model."""
     share, words = cut / max(rows, 1), lost / max(tokens, 1)
     if not cut:
         return []
@@ -502,7 +502,7 @@ HASHES = BANDS * BAND_ROWS
 NEAR = 29
 """Equal MinHash values at which two texts are nearly equal: an estimated Jaccard similarity of 0.6."""
 MOST_BYTES = 4_096
-"""Bytes of a text that are compared for near-duplicates."""
+"""Number of bytes of each text that are compared for near-duplicates."""
 BLOCK_BYTES = 1 << 20
 _CHUNK = 100_000
 _IS_LETTER = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)])
@@ -512,7 +512,7 @@ _IS_LETTER = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)
 class TextSurvey:
     """Facts about each text. Text numbers: split after split, column after column, row after row.
 
-    Texts are equal if they are after `" ".join(text.lower().split())`.
+    Texts are compared as `" ".join(text.lower().split())`.
     """
 
     shapes: dict[str, tuple[int, int]]
@@ -520,9 +520,9 @@ class TextSurvey:
     columns: int
     characters: Ints
     equal: Ints
-    """The number of the first equal text: its own if there is none."""
+    """Number of the first equal text, or of the text itself."""
     near: Ints
-    """The number of the first text that is nearly equal."""
+    """Number of the first nearly equal text, or of the text itself."""
 
     def of(self, split: str, values: Ints) -> Ints:
         """Return (rows, columns) of a split, from one value per text."""
@@ -573,7 +573,7 @@ def _survey(cells: Any) -> tuple[Ints, Ints, Ints]:
 
 
 def sign_texts(data: Ints, offsets: Ints, keys: Ints) -> Ints:
-    """Return the MinHash values of the shingles of each text, 16 bits each; of a text without shingles those of its key."""
+    """Return the MinHash values of the shingles of each text, 16 bits each; texts without shingles use their key."""
     grams = np.zeros(max(len(data) - GRAM + 1, 0), np.uint32)
     for place in range(GRAM):
         grams = grams * np.uint32(0x01000193) + data[place : place + len(grams)]
@@ -613,7 +613,7 @@ def sample_rows(part: Part, names: list[str], most: int) -> RowSample:
 
 
 def find_near(equal: Ints, signatures: Ints) -> Ints:
-    """Return for each text the first of those nearly equal to it, itself if there is none.
+    """Return the first nearly equal text for each text, or the text itself.
 
     Each text is compared with the first and the previous text in its buckets.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 IntArray = npt.NDArray[np.int64]
 TOKEN_COLUMNS = ("input_ids", "token_type_ids")
-"""Columns with one value a token. The attention mask is not stored: it is all ones before padding."""
+"""Columns with one value per token. The attention mask is not stored: it is all ones before padding."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], dtype: type[np.signedinteger[Any]] = np.int32) -> Ragged:
-        """One chunk that holds a copy of the rows."""
+        """Copy the rows into one chunk."""
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(r) for r in rows], out=offsets[1:])
         values = np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1]))
@@ -41,7 +41,7 @@ class Ragged:
 
     @classmethod
     def from_arrow(cls, column: Any) -> Ragged:
-        """Views on the buffers of a pyarrow list column: nothing is copied."""
+        """Make views on the buffers of a pyarrow list column, without copies."""
         chunks = tuple((chunk.values.to_numpy(), chunk.offsets.to_numpy()) for chunk in column.chunks)
         return cls(chunks, np.cumsum([0, *map(len, column.chunks)], dtype=np.int64))
 
@@ -49,11 +49,11 @@ class Ragged:
         return int(self.starts[-1])
 
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens in each row."""
+        """Return the number of tokens of each row."""
         return np.concatenate([np.zeros(0, np.int32), *(np.diff(ends).astype(np.int32) for _, ends in self.chunks)])
 
     def take(self, indices: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """The rows at these indices, as views."""
+        """Return the rows at these indices as views."""
         homes = np.searchsorted(self.starts, indices, side="right") - 1
         out = []
         for index, home in zip(indices, homes, strict=True):
@@ -67,7 +67,7 @@ class Ragged:
 class TokenRows:
     """The rows of one split: token columns, their lengths, and labels, if there are any.
 
-    `known_ids`: the token ids that occur, if they were counted before; counting them here reads every page.
+    `known_ids`: the token ids that occur, if they are known; finding them reads every page of a memory-mapped file.
     """
 
     columns: dict[str, Ragged]
@@ -77,13 +77,13 @@ class TokenRows:
 
     @classmethod
     def from_lists(cls, data: Mapping[str, Sequence[Any]]) -> TokenRows:
-        """From plain lists, as a tokenizer returns them; "labels" or "label" is optional."""
+        """Build from plain lists, as a tokenizer returns them; "labels" or "label" is optional."""
         columns = {name: Ragged.from_lists(data[name]) for name in TOKEN_COLUMNS if name in data}
         return cls(columns, columns["input_ids"].lengths(), _label_array(data.get("labels", data.get("label"))))
 
     @classmethod
     def from_arrow(cls, table: Any, *, known_ids: IntArray | None = None) -> TokenRows:
-        """From a pyarrow table (memory-mapped or not); token columns are not copied."""
+        """Build from a pyarrow table (memory-mapped or not); token columns are not copied."""
         columns = {name: Ragged.from_arrow(table.column(name)) for name in TOKEN_COLUMNS if name in table.column_names}
         labels = None
         if "labels" in table.column_names:
@@ -96,17 +96,17 @@ class TokenRows:
         return len(self.lengths)
 
     def take(self, indices: npt.NDArray[Any]) -> dict[str, list[npt.NDArray[Any]]]:
-        """The token columns of these rows, in this order."""
+        """Return the token columns of these rows, in this order."""
         return {name: column.take(indices) for name, column in self.columns.items()}
 
     def select(self, indices: npt.NDArray[Any]) -> TokenRows:
-        """A copy of some rows, in this order."""
+        """Return a copy of some rows, in this order."""
         columns = {name: Ragged.from_lists([list(r) for r in col.take(indices)]) for name, col in self.columns.items()}
         labels = None if self.labels is None else self.labels[indices]
         return TokenRows(columns, self.lengths[indices], labels)
 
     def used_ids(self, vocabulary_size: int) -> IntArray:
-        """The token ids that occur, sorted."""
+        """Return the token ids that occur, sorted."""
         if self.known_ids is not None:
             return self.known_ids
         seen = np.zeros(vocabulary_size, dtype=bool)
@@ -125,7 +125,7 @@ def _label_array(labels: Any) -> npt.NDArray[Any] | None:
 def pad_rows(
     tokens: Mapping[str, Sequence[npt.NDArray[Any]]], width: int, fill: Mapping[str, int], side: str
 ) -> dict[str, IntArray]:
-    """Rectangular arrays and the attention mask; `fill` is the value of padding by column."""
+    """Return padded arrays and the attention mask; `fill` is the padding value of each column."""
     rows = tokens["input_ids"]
     mask = np.zeros((len(rows), width), dtype=np.int64)
     out = {name: np.full((len(rows), width), fill[name], dtype=np.int64) for name in TOKEN_COLUMNS if name in tokens}
@@ -139,12 +139,12 @@ def pad_rows(
 
 Sampling = Literal["random", "sequential", "group_by_length"]
 SORTED_STEPS = 50
-"""Optimizer steps whose rows are sorted together by length."""
+"""Number of optimizer steps whose rows are sorted together by length."""
 
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """Window i holds `rows[starts[i]:starts[i + 1]]`: all rows of one optimizer step, over all micro-batches and ranks."""
+    """Window i contains `rows[starts[i]:starts[i + 1]]`: all rows of one optimizer step, over all micro-batches and ranks."""
 
     rows: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
@@ -153,7 +153,7 @@ class EpochOrder:
         return len(self.starts) - 1
 
     def window(self, index: int) -> npt.NDArray[np.int64]:
-        """Rows of one optimizer step."""
+        """Return the rows of one optimizer step."""
         return self.rows[self.starts[index] : self.starts[index + 1]]
 
 
@@ -166,7 +166,7 @@ def epoch_order(
     sampling: Sampling = "random",
     lengths: npt.NDArray[Any] | None = None,
 ) -> EpochOrder:
-    """The windows of one epoch. Every row occurs once.
+    """Return the windows of one epoch. Every row occurs once.
 
     With `group_by_length`, rows of similar length share a step. Sorting spans SORTED_STEPS steps, not the
     epoch: sorting the whole epoch makes the loss curve saw-tooth.
@@ -185,7 +185,7 @@ def epoch_order(
 
 
 def _shuffle_full_windows(rows: npt.NDArray[np.int64], size: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Shuffles the full windows within their span; the incomplete window stays last."""
+    """Shuffle the full windows within their span; the incomplete window stays last."""
     full = len(rows) // size
     grid = rows[: full * size].reshape(full, size)
     for start in range(0, full, SORTED_STEPS):
@@ -202,7 +202,7 @@ def length_batches(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Row numbers of batches sorted by length, longest first, within the limits of `evaluation_batches`."""
+    """Yield row numbers of batches sorted by length, longest first, within the limits of `evaluation_batches`."""
     order = np.argsort(-lengths, kind="stable")[rank::world]
     start = 0
     while start < len(order):
@@ -214,7 +214,7 @@ def length_batches(
 
 
 def prefetched(items: Iterator[Any], prepare: Callable[[Any], Any], ahead: int = 2) -> Iterator[Any]:
-    """The items, prepared by a thread up to `ahead` items in advance; an error is raised in the place of its item."""
+    """Yield items that a thread prepares up to `ahead` items in advance. An error is raised in place of its item."""
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
     stopped = threading.Event()
 
@@ -254,7 +254,7 @@ Split = Callable[["Batch", int], "list[Batch]"]
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch. `inputs` go to the model by name; `labels` never do. `rows` are row numbers of the split."""
+    """One micro-batch. `inputs` go to the model by name; `labels` don't. `rows` are row numbers of the split."""
 
     inputs: dict[str, Any]
     labels: torch.Tensor | None
@@ -262,9 +262,9 @@ class Batch:
     tokens: int
     padded_tokens: int
     split: Split | None = None
-    """Splits a batch that is not simply padded into pieces of at most this many rows."""
+    """Splits a packed batch into pieces of at most this many rows."""
     block: torch.Tensor | None = None
-    """The block of memory that holds all tensors, if there is one."""
+    """The memory block of all tensors, if they share one."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -272,20 +272,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class Window:
-    """All of one optimizer step: this rank's micro-batches, and the labels of all ranks' rows (for the divisor)."""
+    """One optimizer step: this rank's micro-batches, and the labels of the rows of all ranks (for the divisor)."""
 
     micro_batches: tuple[Batch, ...]
     rows: npt.NDArray[np.int64]
     labels: npt.NDArray[Any] | None
     idle: bool = False
-    """This rank has no row here: it computes one with weight 0, because the other ranks wait for it."""
+    """True if this rank has no row: it computes one with weight 0, because the other ranks wait for it."""
 
 
 class Collate(Protocol):
-    """Rows of tokens -> model inputs."""
+    """Turns token rows into model inputs."""
 
     def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, Any]:
-        """Tensors by input name."""
+        """Return tensors by input name."""
         ...
 
 
@@ -299,13 +299,13 @@ class Padding:
     multiple_of: int | None = None
 
     def width(self, longest: int) -> int:
-        """Columns of a batch whose longest row has `longest` tokens."""
+        """Return the width of a batch whose longest row has `longest` tokens."""
         if self.multiple_of:
             return -(-longest // self.multiple_of) * self.multiple_of
         return longest
 
     def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, Any]:
-        """Rectangular int64 tensors and the attention mask."""
+        """Return padded int64 tensors and the attention mask."""
         import torch
 
         width = self.width(max((len(r) for r in tokens["input_ids"]), default=1))
@@ -314,7 +314,7 @@ class Padding:
 
 
 def padding_of(tokenizer: Any) -> Padding:
-    """The tokenizer's padding."""
+    """Return the padding of a tokenizer."""
     return Padding(
         int(tokenizer.pad_token_id),
         int(getattr(tokenizer, "pad_token_type_id", 0) or 0),
@@ -323,7 +323,7 @@ def padding_of(tokenizer: Any) -> Padding:
 
 
 def make_batch(rows: TokenRows, indices: npt.NDArray[np.int64], collate: Collate) -> Batch:
-    """The micro-batch of these rows."""
+    """Return the micro-batch of these rows."""
     import torch
 
     inputs = collate(rows.take(indices))
@@ -333,7 +333,7 @@ def make_batch(rows: TokenRows, indices: npt.NDArray[np.int64], collate: Collate
 
 
 def tensors_of(batch: Batch) -> list[torch.Tensor]:
-    """All tensors of a batch, in the order of the input names; the labels last."""
+    """Return all tensors of a batch, in the order of the input names, labels last."""
     found: list[torch.Tensor] = []
     for _, value in sorted(batch.inputs.items()):
         found += value.parts() if hasattr(value, "parts") else [value]
@@ -341,7 +341,7 @@ def tensors_of(batch: Batch) -> list[torch.Tensor]:
 
 
 def with_tensors(batch: Batch, tensors: Sequence[torch.Tensor], block: torch.Tensor | None = None) -> Batch:
-    """The same batch with other tensors, in the order of `tensors_of`."""
+    """Return the batch with different tensors, in the order of `tensors_of`."""
     left = list(tensors)
     inputs: dict[str, Any] = {}
     for name, value in sorted(batch.inputs.items()):
@@ -352,7 +352,7 @@ def with_tensors(batch: Batch, tensors: Sequence[torch.Tensor], block: torch.Ten
 
 
 def views_of(block: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like those given, one after the other in a block of bytes."""
+    """Return tensors of the same shapes and types, one after the other in a block of bytes."""
     views, at = [], 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
@@ -362,7 +362,7 @@ def views_of(block: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch
 
 
 def pin_batch(batch: Batch) -> Batch:
-    """The same batch in one block of pinned memory: one copy takes it to a GPU."""
+    """Return the batch in one block of pinned memory, which one copy moves to a GPU."""
     import torch
 
     tensors = tensors_of(batch)
@@ -389,15 +389,15 @@ class Batches:
     ahead: int = 0
     """Number of windows that a thread prepares in advance; the windows and their order stay the same."""
     pinned: bool = False
-    """Put batches into pinned memory, from where a copy to a GPU does not block the host."""
+    """Put batches into pinned memory, so that copies to a GPU don't block the host."""
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of one full optimizer step over all micro-batches and ranks."""
+        """Return the number of rows of a full optimizer step, over all micro-batches and ranks."""
         return self.batch_size * self.accumulation * self.world
 
     def order(self, epoch: int) -> EpochOrder:
-        """The windows of an epoch, the same on every rank."""
+        """Return the windows of an epoch, the same on every rank."""
         return epoch_order(
             len(self.rows),
             seed=self.seed,
@@ -412,13 +412,13 @@ class Batches:
         return -(-len(self.rows) // self.rows_per_step)
 
     def windows(self, epoch: int, skip: int = 0) -> Iterator[Window]:
-        """The windows of an epoch from number `skip` on."""
+        """Yield the windows of an epoch, without the first `skip`."""
         order = self.order(epoch)
         wanted = (order.window(index) for index in range(skip, len(order)))
         yield from prefetched(wanted, self.window, self.ahead) if self.ahead else map(self.window, wanted)
 
     def window(self, all_rows: npt.NDArray[np.int64]) -> Window:
-        """This rank's share of a window."""
+        """Return this rank's share of a window."""
         mine = all_rows[self.rank :: self.world]
         idle = len(mine) == 0
         if idle:
@@ -440,9 +440,9 @@ def evaluation_batches(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[Batch]:
-    """Batches sorted by length, longest first (an out-of-memory shows at once); `Batch.rows` says where each result belongs.
+    """Batches sorted by length, longest first, so that out-of-memory errors come early. `Batch.rows` has the row numbers.
 
-    No batch has more than `max_rows` rows, nor more than `max_tokens` tokens with its padding (one row at least).
+    No batch has more than `max_rows` rows, or more than `max_tokens` tokens including padding (but at least one row).
     """
     for indices in length_batches(rows.lengths, max_rows=max_rows, max_tokens=max_tokens, rank=rank, world=world):
         yield make_batch(rows, indices, collate)

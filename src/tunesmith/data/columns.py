@@ -1,4 +1,4 @@
-"""The text and the label column of a table: by name where a name is sure, else by content, else one question.
+"""The text and the label column of a table: by name if it is unambiguous, otherwise by content; if both fail, one question.
 
 A column is profiled by its values, not by its name: text is long and varied, a label repeats.
 """
@@ -74,12 +74,12 @@ class ColumnProfile:
 
     @property
     def holds_words(self) -> bool:
-        """Whether most of its frequent values are written with letters and no digit."""
+        """Return whether most of its frequent values contain letters and no digits."""
         plain = [value for value in self.examples if any(map(str.isalpha, value)) and not any(map(str.isdigit, value))]
         return self.kind in ("text", "label", "other", "id") and len(plain) * 2 > len(self.examples)
 
     def describe(self) -> str:
-        """`queue (4 values: billing, access, ...)`."""
+        """Format as `queue (4 values: billing, access, ...)`."""
         if self.kind == "list":
             return f"{self.name!r} (lists)"
         shown = ", ".join(text if len(text) <= 24 else f"{text[:21]}..." for text in self.examples[:3])
@@ -87,14 +87,14 @@ class ColumnProfile:
 
 
 def first_rows(source: Source) -> dict[str, list[Any]]:
-    """The first rows, by column."""
+    """Return the first rows, by column."""
     count = min(SAMPLE_ROWS, max(200, SAMPLE_CELLS // len(source.column_names)), source.dataset.num_rows)
     rows = source.dataset.with_format(None)[:count]
     return {name: rows[name] for name in source.column_names}
 
 
 def profile_source(source: Source) -> dict[str, ColumnProfile]:
-    """The profiles of a source's columns, from its first rows."""
+    """Profile the columns of a source from its first rows."""
     return {name: _profile(name, values) for name, values in first_rows(source).items()}
 
 
@@ -145,7 +145,7 @@ def _kind(name: str, texts: Sequence[str], counts: Counter[str], words: float, *
 
 
 def _words(text: str) -> float:
-    """The number of words; in scripts without spaces between words, two characters count as one word."""
+    """Count words; in scripts without spaces between words, two characters count as one word."""
     wide = sum(1 for char in text if unicodedata.east_asian_width(char) in "WF" or "\u0e00" <= char <= "\u0e7f")
     return len(text.split()) if wide < len(text) / 4 else max(len(text.split()), wide / 2)
 
@@ -158,7 +158,7 @@ class ColumnChooser:
         self.profiles = profile_source(source)
 
     def choose(self, text: tuple[str, ...], label: str | None) -> tuple[tuple[str, ...], str, str, str]:
-        """Text columns and label column with the reason for each; what is given is kept. In doubt a question is raised."""
+        """Return text and label columns with reasons. Columns that the user set are kept; in doubt, a question is raised."""
         sure = self._sure_label() if label is None else None
         texts, why_text = ([text], "") if text else self._text_candidates(label or sure)
         known = texts[0] if len(texts) == 1 else ()
@@ -169,7 +169,7 @@ class ColumnChooser:
         raise self._question(texts, labels)
 
     def _find(self, known: Sequence[str]) -> list[str]:
-        """The columns with these names, ignoring case, in the order of the names."""
+        """Return the columns with these names, ignoring case, in the order of the names."""
         names = self.source.column_names
         by_lower = {name.lower().strip().rpartition(".")[2]: name for name in reversed(names)}
         by_lower |= {name.lower().strip(): name for name in reversed(names)}
@@ -181,7 +181,7 @@ class ColumnChooser:
         return found[0] if found and self.profiles[found[0]].kind != "text" else None
 
     def _text_candidates(self, label: str | None) -> tuple[list[tuple[str, ...]], str]:
-        """The possible text columns; one entry when it is sure."""
+        """Return the possible text columns; one entry if there is no doubt."""
         readable = [n for n in self.profiles if n != label and self.source.holds_text(n)]
         for pair in PAIRS:
             found = tuple(n for n in self._find(pair) if n in readable)
@@ -223,7 +223,7 @@ class ColumnChooser:
         return [*[(n,) for n in longest], (texts[0], texts[1])], ""
 
     def _besides_labels(self, readable: list[str]) -> str | None:
-        """The only column of single words (such as addresses) in addition to one column of labels."""
+        """Return the only column of single words (such as addresses) in addition to one column of labels."""
         both = [n for n, p in self.profiles.items() if p.kind not in ("empty", "date") and not _is_id_name(n)]
         found = [n for n in both if n in readable and self.profiles[n].kind in ("id", "other")]
         others = [n for n in both if n not in found]
@@ -231,7 +231,7 @@ class ColumnChooser:
         return found[0] if alone else None
 
     def _label_candidates(self, text: tuple[str, ...], taken: set[str]) -> tuple[list[str], str]:
-        """The possible label columns; one entry when it is sure. 0/1 columns are joined by commas: several labels per row."""
+        """Return the possible label columns; one if there is no doubt. 0/1 columns (several labels) are joined by commas."""
         sure = self._sure_label()
         if sure is not None and sure not in text:
             return [sure], f"Label: column {sure!r}, recognized by its name."
@@ -273,7 +273,7 @@ class ColumnChooser:
         raise self.source.no_column("label", "--label_column_name")
 
     def _question(self, texts: list[tuple[str, ...]], labels: list[str]) -> DataError:
-        """One question for all that is unclear, with the candidates and a command that answers it."""
+        """Return one question for everything that is unclear, with candidates and flags that answer it."""
         known = {name: profile.describe() for name, profile in self.profiles.items()}
         asked = []
         if len(texts) > 1:
@@ -287,7 +287,7 @@ class ColumnChooser:
 
 
 def is_sure_label(name: str) -> bool:
-    """Whether the name alone shows that the column holds classes."""
+    """Return whether the name shows that the column contains classes."""
     return name.lower().strip().rpartition(".")[2] in LABELS
 
 
@@ -296,14 +296,14 @@ def _like_a_label(name: str) -> bool:
 
 
 def _pair_names(first: str, second: str) -> bool:
-    """Whether two names differ only in an ending such as 1 and 2."""
+    """Return whether two names differ only in an ending such as 1 and 2."""
     one, two = first.lower().rstrip(" _-"), second.lower().rstrip(" _-")
     ends = [(a, b) for a, b in _PAIR_ENDS if one.endswith(a) and two.endswith(b)]
     return any(one.removesuffix(a) == two.removesuffix(b) for a, b in ends)
 
 
 def quoted(names: Sequence[str]) -> str:
-    """`'a' and 'b'`."""
+    """Format names as `'a' and 'b'`."""
     return " and ".join(map(repr, names))
 
 
@@ -322,7 +322,7 @@ GLUE_TASKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None) -> Columns:
-    """Return the columns of the train split, checked to be in every other; columns that the user names are always used."""
+    """Return the columns of the train split, which every other split must have. Columns that the user sets are always used."""
     config = config or RunConfig()
     label_column_name, do_regression = config.label_column_name, config.do_regression
     train = sources.get("train") or next(iter(sources.values()))
@@ -441,7 +441,7 @@ def _ask(source: Source, question: str, flag: str) -> NoReturn:
 
 
 def require_text(source: Source, name: str) -> None:
-    """Refuses a source that lacks this column or whose column does not hold text."""
+    """Refuse a source without this column or with a column that is not text."""
     if name not in source.column_names:
         raise source.no_column(name, "--text_column_names")
     if not source.holds_text(name):

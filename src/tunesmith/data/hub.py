@@ -1,5 +1,5 @@
-"""Datasets by name: a folder that `save_to_disk` wrote, or one of the Hub. Those come through the `datasets` client: downloaded
-once, then from disk; every failure is one clear line.
+"""Datasets by name: a folder written by `save_to_disk`, or a dataset of the Hub. The `datasets` client downloads them
+once; later they are read from disk. Every failure is one line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WELL_KNOWN = ("glue", "nyu-mll/glue", "stanfordnlp/imdb", "CogComp/trec", "fancy
 
 
 def load_by_name(name: str, config: str | None, *, allow_download: bool) -> Any:
-    """The splits of a saved folder, or of a Hub dataset."""
+    """Return the splits of a saved folder or of a Hub dataset."""
     folder = Path(name).expanduser()
     if folder.is_dir() and (is_saved_dataset(folder) or name.startswith((".", "/", "~"))):
         saved = load_folder(folder, name)
@@ -33,7 +33,7 @@ def load_by_name(name: str, config: str | None, *, allow_download: bool) -> Any:
 
 
 def load_from_hub(dataset_name: str, config_name: str | None = None, *, allow_download: bool = True) -> DatasetDict:
-    """All splits of a Hub dataset, memory-mapped. If the Hub cannot be reached (or is not allowed), the copy on disk is used."""
+    """Return all splits of a Hub dataset, memory-mapped; the copy on disk if the Hub is unreachable or not allowed."""
     import datasets
 
     name = MOVED.get(dataset_name, dataset_name)
@@ -82,7 +82,7 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
     if isinstance(error, DatasetNotFoundError):
         return ConfigError(f"the dataset {name} is not available: {short_text(error)}")
     title = f"{name} ({config_name})" if config_name else name
-    empty = isinstance(error, ValueError) and "data file" in text  # a card that names files which are not there
+    empty = isinstance(error, ValueError) and "data file" in text  # the dataset card names files that don't exist
     if empty or isinstance(error, FileNotFoundDatasetsError):
         return DataError(f"the dataset {title} has no data files that can be read ({short_text(error)})")
     if isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "httpcore", "huggingface_hub")):
@@ -92,12 +92,12 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
 
 
 def _from_disk(name: str, config_name: str | None) -> DatasetDict | None:
-    """The newest complete copy in the cache of `datasets`; folders of broken downloads have no dataset_info.json."""
+    """Return the newest complete copy in the cache of `datasets`; folders of broken downloads have no dataset_info.json."""
     import datasets
     from datasets.packaged_modules.cache.cache import Cache
 
     owner, _, short = name.rpartition("/")
-    # the folder name that `datasets` gives: CamelCase becomes snake_case
+    # the folder name that `datasets` uses: CamelCase becomes snake_case
     folder = datasets.naming.camelcase_to_snakecase(short)
     root = Path(datasets.config.HF_DATASETS_CACHE).expanduser()
     entries = (root / (f"{owner}___{folder}" if owner else folder)).glob("*/*/*/dataset_info.json")

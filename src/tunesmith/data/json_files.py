@@ -38,7 +38,7 @@ Record = tuple[int, dict[str, Any]]
 
 
 def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, array_allowed: bool) -> Iterator[Any]:
-    """Yield record batches of the objects, in order, with line numbers."""
+    """Yield record batches of the objects in order, with line numbers."""
     kinds.export, records = convert_export(_json_records(iter(blocks), origin, array_allowed=array_allowed))
     while some := list(islice(records, BATCH_ROWS)):
         yield kinds.batch([record for _, record in some], [number for number, _ in some])
@@ -74,7 +74,7 @@ def _json_records(blocks: Iterator[str], origin: str, *, array_allowed: bool) ->
 
 
 def _is_lines(head: str) -> bool:
-    """Whether the first line is a whole object and the next one starts another."""
+    """Return whether the first line is a complete object and the next line starts another one."""
     lines = [line for line in head.split("\n") if line.strip()][:2]
     try:
         return len(lines) == 2 and lines[1].lstrip().startswith("{") and isinstance(json.loads(lines[0]), dict)
@@ -312,7 +312,7 @@ def argilla_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def argilla_columns_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for records with one column per question: `label.responses`."""
+    """As `_argilla`, for records with one column per question: `label.responses`."""
     row: dict[str, Any] = {}
     for name, cell in record.items():
         if name.endswith(".responses"):
@@ -365,7 +365,7 @@ class Widened(Exception):
 
 
 class ColumnKinds:
-    """The type of every column so far, with the line that first showed it."""
+    """The type of every column so far, with the first line that has it."""
 
     def __init__(self, origin: str, *, lines: bool) -> None:
         self.origin = origin
@@ -458,7 +458,7 @@ class ColumnKinds:
 
 
 _KINDS = {type(None): "null", bool: "bool", int: "int", float: "float", str: "text", dict: "text"}
-"""In this order: true and false are integers to Python."""
+"""In this order, because true and false are integers in Python."""
 
 
 def _kind_of(value: Any) -> str:

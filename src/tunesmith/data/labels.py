@@ -1,9 +1,9 @@
-"""From a label column to the column "labels": what its cells are, one list of names for all splits, and the checks that make it
-safe to train on.
+"""From a label column to the column "labels": the kind of its cells, one list of names for all splits, and the checks before
+training.
 
 Names come from `label_names`, else from a ClassLabel, else from the values in train: whole numbers in numeric order, text in code
-point order; a model with a trained head for the same names gives its order. Of two classes the second is the positive one, whose
-F1, precision and recall are reported. A label that train does not have is refused. -1 means unlabeled and is allowed in test
+point order; a trained head with the same names keeps its order. The second of two classes is the positive one, whose
+F1, precision and recall are reported. A label that is not in train is refused. -1 means unlabeled and is allowed in test
 only, unless `label_names` has it. Labels that differ only in case or spaces are one question.
 """
 
@@ -52,7 +52,7 @@ SEPARATORS = ("|", ";", ",")
 @dataclass(frozen=True)
 class LabelBatch:
     """Some rows of a label column. `cells` are the cells of `column`, or the items of its lists; cell i belongs to row `rows[i]`
-    of the source. `names[i]` is cell i as a label name: null where missing, "-1" where unlabelled.
+    of the source. `names[i]` is cell i as a label name: null if missing, "-1" if unlabeled.
     """
 
     column: Any
@@ -62,7 +62,7 @@ class LabelBatch:
 
 
 def label_batches(source: Source, column: str) -> Iterator[LabelBatch]:
-    """The labels of a source, one batch after the other. A ClassLabel id outside of its names is a DataError."""
+    """Yield the labels of a source in batches. A ClassLabel id outside of its names is a DataError."""
     import pyarrow.compute as pc
 
     known = class_names(source, column)
@@ -76,7 +76,7 @@ def label_batches(source: Source, column: str) -> Iterator[LabelBatch]:
 
 @dataclass
 class Survey:
-    """`counts` and `first_row` by label name; missing cells are in neither."""
+    """`counts` and `first_row` by label name; missing cells are not counted."""
 
     rows: int = 0
     is_list: bool = False
@@ -90,13 +90,13 @@ class Survey:
 
     @property
     def looks_like_scores(self) -> bool:
-        """At least 95% numbers, some with a fraction: scores with perhaps a few bad cells, not classes."""
+        """Return whether at least 95% are numbers, some with a fraction: scores with perhaps a few bad cells, not classes."""
         values = self.numbers if self.too_many else sum(self.counts.values())
         return self.fractions > 0 and self.numbers >= 0.95 * max(values, 1) and not self.is_list
 
 
 def survey_labels(source: Source, column: str) -> Survey:
-    """Reads the whole column."""
+    """Read the whole column."""
     import pyarrow as pa
 
     survey = Survey()
@@ -127,7 +127,7 @@ def _count(survey: Survey, batch: LabelBatch) -> None:
 
 
 def _measure(survey: Survey, cells: Any) -> None:
-    """Counts numbers and numbers with a fraction."""
+    """Count numbers and numbers with a fraction."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -144,7 +144,7 @@ def _measure(survey: Survey, cells: Any) -> None:
 
 
 def list_lengths(source: Source, column: str) -> set[int]:
-    """The lengths of the lists of a column; missing lists do not count."""
+    """Return the lengths of the lists of a column; missing lists don't count."""
     import pyarrow.compute as pc
 
     lengths: set[int | None] = set()
@@ -154,7 +154,7 @@ def list_lengths(source: Source, column: str) -> set[int]:
 
 
 def class_names(source: Source, column: str) -> list[str] | None:
-    """The names of a ClassLabel feature, also inside a list; None for any other column."""
+    """Return the names of a ClassLabel feature, also inside a list; None for any other column."""
     feature = source.dataset.features[column]
     inner = getattr(feature, "feature", feature)
     if isinstance(inner, list) and inner:
@@ -164,21 +164,21 @@ def class_names(source: Source, column: str) -> list[str] | None:
 
 
 def is_list_type(arrow_type: Any) -> bool:
-    """Whether cells are lists: several labels per row."""
+    """Return whether cells are lists: several labels per row."""
     import pyarrow as pa
 
     return isinstance(arrow_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
 
 
 def is_string_type(arrow_type: Any) -> bool:
-    """Whether cells are text that the functions of pyarrow take."""
+    """Return whether cells are a text type that pyarrow's functions accept."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
 
 
 def label_cells(column: Any) -> Any:
-    """A column of labels as one array; decimals, as databases write them, are numbers."""
+    """Return a column of labels as one array; decimals, as databases write them, become numbers."""
     import pyarrow as pa
 
     cells = column.combine_chunks()
@@ -215,7 +215,7 @@ def _as_names(cells: Any, known: list[str] | None, source: Source, column: str, 
 
 
 def find_separator(counts: Mapping[str, int]) -> str | None:
-    """What separates several labels in one cell: a character, "json" for lists in brackets, or None."""
+    """Return the separator of labels in a cell: a character, "json" for lists in brackets, or None."""
     cells = [cell for cell in counts if cell]
     if cells and all(cell.strip().startswith("[") and cell.strip().endswith("]") for cell in cells):
         return "json"
@@ -223,7 +223,7 @@ def find_separator(counts: Mapping[str, int]) -> str | None:
 
 
 def _separates(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
-    """Whether the parts of cells occur again in other cells, as labels do."""
+    """Return whether the parts of cells are repeated in other cells, as labels are."""
     several = [cell for cell in cells if separator in cell]
     if sum(counts[cell] for cell in several) < 2 or all(ANY_NUMBER.match(cell) for cell in cells):
         return False
@@ -234,7 +234,7 @@ def _separates(separator: str, cells: Sequence[str], counts: Mapping[str, int]) 
 
 
 def split_cell(cell: str | None, separator: str) -> list[str]:
-    """The labels of one cell, without the spaces around them."""
+    """Return the labels of one cell, without surrounding spaces."""
     if cell is None or not cell.strip():
         return []
     if separator != "json":
@@ -254,7 +254,7 @@ def split_cell(cell: str | None, separator: str) -> list[str]:
 
 
 def strip_invisible(text: str) -> str:
-    """The text without invisible characters: zero-width spaces and joiners, direction marks."""
+    """Return the text without invisible characters: zero-width spaces and joiners, direction marks."""
     return "".join(char for char in text if unicodedata.category(char) not in ("Cf", "Cc"))
 
 
@@ -262,7 +262,7 @@ VARIANTS = "case, spaces, Unicode form, invisible characters or the way a number
 
 
 def normalize_label(name: str) -> str:
-    """Equal for labels that differ only in VARIANTS."""
+    """Return a key that is equal for labels that differ only in VARIANTS."""
     name = strip_invisible(name)
     if name.strip().isascii() and "_" not in name:
         with suppress(ValueError):
@@ -280,7 +280,7 @@ _TYPO_SHARE = 200
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """`names` in id order; `values` are what the data holds for each of them."""
+    """`names` in id order; `values` are the corresponding values in the data."""
 
     names: tuple[str, ...]
     values: tuple[str, ...]
@@ -288,7 +288,7 @@ class Naming:
 
 @dataclass(frozen=True)
 class LabelRules:
-    """What decides the labels in addition to the data."""
+    """Settings that determine the labels, in addition to the data."""
 
     names: tuple[str, ...] | None = None
     """The labels that the user listed, in id order."""
@@ -474,7 +474,7 @@ def add_confidence(source: Source, encoded: Dataset, name: str, labels: LabelMap
 
 
 def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
-    """Which class F1 refers to, and the evaluated splits that have no row of some class and so cannot measure it."""
+    """Return notes: which class F1 refers to, and splits without any example of a class."""
     if labels.task not in (Task.BINARY, Task.MULTICLASS):
         return []
     one = f"F1, precision and recall are those of the class {labels.positive_name!r}; --positive_label names another."
@@ -491,7 +491,7 @@ def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
 
 
 def _choose_names(train: Source, columns: Columns, survey: Survey, rules: LabelRules) -> Naming:
-    """The names and the values they stand for. `columns.default_names` (GLUE's) apply to whole-number labels only.
+    """Return the names and their values in the data. `columns.default_names` (GLUE's) apply to whole-number labels only.
 
     If neither names nor a ClassLabel are set and the names are those of the model's head, its order is used.
     """
@@ -532,7 +532,7 @@ def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, co
 
 
 def is_whole(name: str) -> bool:
-    """Whether a label is a whole number without leading zeros or a plus sign."""
+    """Return whether a label is an integer without leading zeros or a plus sign."""
     try:
         return str(int(name)) == name
     except ValueError:
@@ -540,9 +540,9 @@ def is_whole(name: str) -> bool:
 
 
 def _put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | None, *, free: bool) -> Naming:
-    """Two classes with the positive one second: `asked`, else 1 of 0 and 1, else the rarer one in train.
+    """Return two classes with the positive one second: `asked`, else 1 of 0 and 1, else the rarer one in train.
 
-    Where the order is not `free` (label_names, a ClassLabel, a trained head, GLUE) it stays, and another wish is refused.
+    If the order is fixed (label_names, a ClassLabel, a trained head, GLUE), a different positive class is refused.
     """
     if asked is not None and asked not in naming.names:
         problem = f"--positive_label {asked!r} is not one of {', '.join(naming.names[:20])}"
@@ -567,7 +567,7 @@ def _put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | N
 def _check_split(
     source: Source, column: str, survey: Survey, naming: Naming, *, unlabelled_allowed: bool, is_train: bool
 ) -> None:
-    """Refuses missing, unlabelled and unknown labels with their first row."""
+    """Refuse missing, unlabeled and unknown labels with their first row."""
     if survey.first_missing is not None:
         fix = "Fill it in; -1 marks an unlabeled test row."
         raise DataError("the label is missing", where=source.where(survey.first_missing, column), fix=fix)
@@ -596,7 +596,7 @@ def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataE
 
 
 def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
-    """Refuses labels that differ only in case or spaces, all of them at once, with the two ways out."""
+    """Refuse labels that differ only in case or spaces; the error lists all of them and two fixes."""
     by_fold: dict[str, list[str]] = {}
     for name in sorted(survey.counts, key=lambda n: -survey.counts[n]):
         by_fold.setdefault(fold_label(name), []).append(name)
@@ -648,11 +648,11 @@ def _refuse_header_or_total(train: Source, columns: Columns, survey: Survey) -> 
 
 
 LARGEST_SCORE = 1e8
-"""A regression label. The squared gradient norm of a model fitted to larger ones exceeds 32 bits."""
+"""Largest regression label. With larger ones, the squared gradient norm exceeds 32 bits."""
 
 
 def read_scores(source: Source, column: str, *, is_test: bool) -> Any:
-    """The scores as an Arrow column; nan for a test split without any."""
+    """Return the scores as an Arrow column; NaN for a test split without labels."""
     import pyarrow as pa
 
     if column not in source.column_names:
@@ -737,7 +737,7 @@ SEPARATOR_WORDS = {"comma": ",", "slash": "/", "pipe": "|", "semicolon": ";", "s
 
 
 def unfold_labels(sources: Mapping[str, Source], label: str, separator: str | None) -> dict[str, Source]:
-    """Sources in which the labels are lists, whatever form they have in the files."""
+    """Return sources in which the labels are lists, whatever form they have in the files."""
     train = sources.get("train") or next(iter(sources.values()))
     if train.label_parts(label):
         return {k: _join_indicators(s, s.label_parts(label)) if s.has_label(label) else s for k, s in sources.items()}
@@ -748,7 +748,7 @@ def unfold_labels(sources: Mapping[str, Source], label: str, separator: str | No
 
 
 def _split_cells(source: Source, column: str, separator: str) -> Source:
-    """The source with lists of labels in the column."""
+    """Return the source with lists of labels in the column."""
     lists = []
     for row, cell in enumerate(source.dataset.with_format(None)[column]):
         try:
@@ -759,7 +759,7 @@ def _split_cells(source: Source, column: str, separator: str) -> Source:
 
 
 def _join_indicators(source: Source, columns: Sequence[str]) -> Source:
-    """The source with one more column, named by the columns with commas: the names of those that hold 1, true or yes."""
+    """Return the source with one more column that lists, for each row, the columns that contain 1, true or yes."""
     table = source.dataset.with_format(None)
     rows: list[list[str]] = [[] for _ in range(source.dataset.num_rows)]
     for name in columns:
@@ -782,7 +782,7 @@ def _with_lists(source: Source, column: str, lists: list[list[str]]) -> Source:
 
 
 def encode_lists(source: Source, column: str, values: Sequence[str]) -> Any:
-    """Lists of names as an Arrow column with 0.0 or 1.0 for each of `values`; nan in all places for unlabelled rows."""
+    """Return lists of names as an Arrow column with 0.0 or 1.0 for each of `values`; all NaN for unlabeled rows."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -801,7 +801,7 @@ def encode_lists(source: Source, column: str, values: Sequence[str]) -> Any:
 
 
 def _as_arrow(rows: np.ndarray[Any, Any]) -> Any:
-    """An Arrow column of lists of float32, from (rows, values)."""
+    """Return an Arrow column of lists of float32, from (rows, values)."""
     import pyarrow as pa
 
     offsets = np.arange(rows.shape[0] + 1, dtype=np.int32) * np.int32(rows.shape[1])
@@ -811,7 +811,7 @@ def _as_arrow(rows: np.ndarray[Any, Any]) -> Any:
 def strip_labels(
     sources: Mapping[str, Source], label: str, notes: list[str], names: Sequence[str] = ()
 ) -> dict[str, Source]:
-    """The sources without the spaces around labels, if every label has some, as in files with a space after each comma."""
+    """Return the sources without the spaces around labels, if every label has some, as in files with a space after each comma."""
     labelled = {split: source for split, source in sources.items() if label in source.column_names}
     found = [name for source in labelled.values() for name in survey_labels(source, label).counts]
     if not found or any(name == name.strip() or name in names for name in found):
@@ -824,7 +824,7 @@ def strip_labels(
 def merge_variants(
     sources: Mapping[str, Source], label: str, notes: list[str], names: Sequence[str] = ()
 ) -> dict[str, Source]:
-    """The sources with one spelling of each label: that of `names`, else the most frequent one of train."""
+    """Return the sources with one spelling of each label: that of `names`, else the most frequent one in train."""
     labelled = {split: source for split, source in sources.items() if label in source.column_names}
     counts = {split: survey_labels(source, label).counts for split, source in labelled.items()}
     every = {name: 0 for found in counts.values() for name in found} | counts.get("train", {})
@@ -858,7 +858,7 @@ def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
 
 
 def correct_labels(part: Part, review: Source, columns: Sequence[str], labels: LabelMap) -> tuple[Part, int]:
-    """The part with the labels of a review file, and how many changed. A row whose text differs from the data is refused."""
+    """Return the part with the labels of a review file, and the number of changes. A row with a different text is refused."""
     if labels.task is Task.MULTILABEL:
         raise DataError("a labels file contains one label per row; these rows have several", where=review.origin)
     missing = [name for name in ("line", *columns, "label") if name not in review.column_names]

@@ -100,7 +100,7 @@ class DataBundle:
     findings: tuple[Finding, ...] = ()
     """The findings of the audit; reading itself has none."""
     bad_rows: tuple[BadRow, ...] = ()
-    """Rows that were left out because of `skip_bad_rows`."""
+    """Rows that `skip_bad_rows` skipped."""
 
 
 def load_data(
@@ -160,7 +160,7 @@ SPLITS = {
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "devel", "development"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-"""Names of splits in cells and datasets -> our name."""
+"""Name of a split in cells and datasets -> our name."""
 
 
 _MATCHED = {"validation_matched": "validation", "test_matched": "test"}
@@ -217,7 +217,7 @@ def _holds_splits(data: Mapping[str, Any]) -> bool:
 
 
 def _rename(splits: Mapping[str, Any], asked: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
-    """Splits under our names; those that are neither train, validation nor test are left out with a note."""
+    """Return splits under our names; other splits than train, validation and test are skipped with a note."""
     for ours, theirs in asked.items():
         if theirs not in splits:
             fix = did_you_mean(theirs, tuple(splits))
@@ -240,9 +240,9 @@ SPLIT_COLUMNS = ("split", "set", "subset", "partition", "fold")
 
 
 def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes: list[str]) -> dict[str, Source]:
-    """The splits of one file by its own column: `asked`, or one with a usual name whose cells are all names of splits.
+    """Split one file by a column: `asked`, or one with a usual name whose cells are all names of splits.
 
-    "none" follows no column. Where a validation or test file is given, or cells are something else, nothing is followed.
+    "none": no column. A detected column is ignored if a validation or test file is set, or if other cells occur.
     """
     train = sources.get("train")
     if train is None or asked == "none":
@@ -285,7 +285,7 @@ def _seed(config: RunConfig) -> int:
 def _hold_out(
     parts: dict[str, Part], columns: Columns, labels: LabelMap, notes: list[str], config: RunConfig
 ) -> dict[str, Part]:
-    """Take the validation split from train if there is none and one is wanted."""
+    """Take the validation split from train if there is none and one is needed."""
     fraction, seed, fold = config.validation_split_fraction, _seed(config), config.fold
     given = any(split.startswith("validation") for split in parts)
     if given and fold is not None:
@@ -335,7 +335,7 @@ def read_unlabelled(
     allow_empty_text: bool = False,
     **reading: Any,
 ) -> Source:
-    """Rows to predict, with all their columns (`Source.column_names`); `text` must be there and filled in."""
+    """Read rows to predict, with all their columns (`Source.column_names`); `text` must be there and filled in."""
     rows = read_source(source, name=name, **reading)
     if not allow_empty_text:
         rows = _without_empty_end(rows, [])
@@ -355,7 +355,7 @@ def read_labelled(
     merge_label_variants: bool = False,
     **reading: Any,
 ) -> Dataset:
-    """Rows to evaluate a trained model on: "labels" by the names of the model's own map; -1 stays unlabelled."""
+    """Read rows to evaluate a trained model on. "labels" are encoded with the model's label names; -1 stays unlabeled."""
     rows = read_unlabelled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
     names = None if labels.task is Task.REGRESSION else labels.names
     rows = unwrap_single_labels({name: rows}, columns)[name]
@@ -364,10 +364,10 @@ def read_labelled(
 
 
 FORMAT_VERSION = 5
-"""Part of every cache key: raise it when a reader gives other rows for the same bytes."""
+"""Part of every cache key: raise it when a reader returns different rows for the same bytes."""
 
 _HEAD_BYTES = 1 << 16
-"""Enough for the first lines of a file, by which its delimiter is known."""
+"""Enough for the first lines of a file, which show its delimiter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +390,7 @@ class _File:
         return CountedBytes(self.path, origin=self.origin, gzipped=self.gzipped, limits=self.limits)
 
     def key(self) -> str:
-        """Names the table: the bytes and everything that changes how they are read."""
+        """Return the cache key: the bytes and everything that changes how they are read."""
         parts = [FORMAT_VERSION, self.digest, self.kind, self.gzipped, self.encoding, repr(self.dialect)]
         parts += ["skip_bad"] if self.skip_bad and self.dialect is not None else []
         parts += [self.sheet] if self.sheet is not None else []
@@ -410,9 +410,9 @@ def read_source(
     skip_bad_rows: bool = False,
     sheet_name: str | None = None,
 ) -> Source:
-    """The rows of a file, a `save_to_disk` folder or a table in memory; at least one row.
+    """Read a file, a `save_to_disk` folder or a table in memory; at least one row.
 
-    `on_progress(bytes_done, bytes_total)` is called while a text file is parsed, not when its table is on disk already.
+    `on_progress(bytes_done, bytes_total)` is called while a text file is parsed, but not if its table is cached.
     """
     if not isinstance(source, str | Path):
         from tunesmith.data.tables import read_memory
@@ -439,14 +439,14 @@ def _refuse_no_content(path: Path, origin: str) -> None:
         raise DataError("is a pipe or a device, not a file", where=origin, fix="Write the rows to a file first.")
     if found.st_size == 0:
         raise DataError("the file is empty (0 bytes)", where=origin, fix="It needs at least one row.")
-    if found.st_size > 10**8:  # a copy that was never completed: hashing a terabyte of zeros would take hours
+    if found.st_size > 10**8:  # an incomplete copy: hashing a terabyte of zeros would take hours
         with path.open("rb") as file:
             if not any(file.read(1 << 20)):
                 raise DataError("begins with a million zero bytes", where=origin, fix="Copy the file again.")
 
 
 def _recognised(file: _File) -> _File:
-    """The file with its format and delimiter as recognized from its first lines; lines that are not a table are refused."""
+    """Return the file with format and delimiter, detected from its first lines; text that is not a table is refused."""
     if file.kind == "lines":
         kind, dialect = recognise_lines(_first_text(file), file.origin)
         file = replace(file, kind=kind, dialect=dialect)
@@ -456,7 +456,7 @@ def _recognised(file: _File) -> _File:
 
 
 def _first_text(file: _File) -> str:
-    """The beginning of a text file; empty if it cannot be decoded, which is reported when the file is read."""
+    """Return the beginning of a text file; empty if it can't be decoded, which is reported when the file is read."""
     try:
         with file.open() as stream:
             head = stream.read(_HEAD_BYTES)
@@ -551,12 +551,12 @@ def _from_folder(path: Path, name: str, origin: str) -> Source:
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Whether the folder was written by `save_to_disk`."""
+    """Return whether the folder was written by `save_to_disk`."""
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def load_folder(path: Path, origin: str) -> Any:
-    """The Dataset or DatasetDict that `save_to_disk` wrote."""
+    """Load the Dataset or DatasetDict that `save_to_disk` wrote."""
     from datasets import load_from_disk
 
     if not is_saved_dataset(path):
@@ -568,13 +568,13 @@ def load_folder(path: Path, origin: str) -> Any:
 
 
 TEXT_PLACEHOLDERS = frozenset(["n/a", "nan", "#n/a", "null", "(null)", "<na>", "\\n"])
-"""Texts that programs write for a missing value. They are text, as people also write them, but are reported."""
+"""Texts that programs write for a missing value. They are kept as text, because people write them too, but are reported."""
 MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil", "\\n"])
 """Words that spreadsheets write for a missing value."""
 
 
 class Reason(NamedTuple):
-    """Why a row is bad; `word` is its label, if that may be a word for a missing value."""
+    """Why a row is bad; `word` is its label, if it looks like a missing value."""
 
     column: str
     problem: str
@@ -590,14 +590,14 @@ Reasons = dict[int, list[Reason]]
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that was left out: its place, the reasons, and its cells."""
+    """A skipped row: its place, the reasons and its cells."""
 
     where: str
     reasons: tuple[str, ...]
     cells: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict."""
+        """Return a plain dict."""
         return {"where": self.where, "reasons": list(self.reasons), "row": self.cells}
 
 
@@ -647,7 +647,7 @@ def remove_bad_rows(
 
 
 def _without_empty_end(source: Source, notes: list[str]) -> Source:
-    """The source without the rows of empty cells that spreadsheets write at the end of a file."""
+    """Return the source without the rows of empty cells that spreadsheets write at the end of a file."""
     names = [name for name in source.dataset.column_names if name != LINE_COLUMN]
     rows = source.dataset.select_columns(names).with_format(None)
     whole = count = rows.num_rows
@@ -666,21 +666,21 @@ def _is_missing_word(name: str) -> bool:
 
 
 def _is_unlabelled(source: Source, label: str | None, label_names: Sequence[str]) -> bool:
-    """Whether the label column exists and all of its cells are empty or words for a missing value."""
+    """Return whether the label column exists and all of its cells are empty or words for a missing value."""
     if label is None or label not in source.column_names or is_list_type(source.type_of(label)):
         return False
     return all(_is_missing_word(name) and name not in label_names for name in survey_labels(source, label).counts)
 
 
 def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> None:
-    """Refuses a missing text, and one that is empty or only spaces unless that is allowed; each text of a pair counts."""
+    """Find missing, empty and blank texts, unless they are allowed; each text of a pair counts."""
     found = _text_reasons(source, text, allow_empty_text=allow_empty_text)
     if found:
         _refuse_text(source, min(found), found[min(found)][0])
 
 
 def _unread_reasons(source: Source) -> Reasons:
-    """Rows that could not be parsed. Their cells are empty, which does not count as another reason."""
+    """Find rows that could not be parsed. Their empty cells are not a second reason."""
     scanned = ((start, table.column(BAD_COLUMN).to_pylist()) for start, table in source.scan([BAD_COLUMN]))
     return {
         start + row: [Reason("", why)] for start, cells in scanned for row, why in enumerate(cells) if why is not None
@@ -741,13 +741,13 @@ def _add_label_reasons(found: Reasons, source: Source, label: str, task: Task, l
 
 
 def _mark(found: Reasons, start: int, bad: Any, reason: Reason) -> None:
-    """Adds a reason to all rows for which the Arrow array `bad` is true; null counts as false."""
+    """Add a reason to all rows for which the Arrow array `bad` is true; null counts as false."""
     for row in np.flatnonzero(bad.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
         found.setdefault(start + row, []).append(reason)
 
 
 def _refuse(source: Source, found: Reasons) -> None:
-    """Lists several bad rows, or words for a missing value. A single missing label is refused where labels are encoded."""
+    """Raise an error that lists bad rows or words for missing values. A single missing label is refused during encoding."""
     words = sorted({reason.word for reasons in found.values() for reason in reasons if reason.word is not None})
     if len(found) == 1 and not words:
         [(row, reasons)] = found.items()

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 TEXT, PAIR, LABEL = "text", "text_pair", "label"
-"""The names of columns that come without names."""
+"""Return names for columns without names."""
 EXPECTED = "a list of texts, a list of pairs, a Series, an array, or a DataFrame with one or two text columns"
 
 
 def text_columns_of(texts: Any) -> dict[str, list[str]]:
-    """One column of texts or two, by name. A single text, numbers and missing values are refused with what was expected."""
+    """Return one or two text columns by name. A single text, numbers and missing values are refused with what was expected."""
     if isinstance(texts, (str, bytes)):
         raise TypeError(f"got one text, expected {EXPECTED}: put it into a list")
     if texts is None or hasattr(texts, "tocsr") or not (hasattr(texts, "__len__") or hasattr(texts, "__iter__")):
@@ -80,7 +80,7 @@ def labelled_table(texts: Any, labels: Any) -> Any:
 
 
 def columns_table(columns: Mapping[str, Any]) -> Any:
-    """A dict of lists (or Series, or arrays), all of one length, as a Dataset."""
+    """Return a dict of lists, Series or arrays of equal length as a Dataset."""
     import pyarrow as pa
     from datasets import Dataset
 
@@ -95,7 +95,7 @@ def columns_table(columns: Mapping[str, Any]) -> Any:
 
 
 def array_table(array: Any) -> Any:
-    """A two-dimensional array or a list of rows as a Dataset with columns column_1, column_2 and so on."""
+    """Return a two-dimensional array or a list of rows as a Dataset with columns column_1, column_2 and so on."""
     values = np.asarray(array, dtype=object)
     if values.ndim != 2:
         raise DataError(
@@ -134,7 +134,7 @@ def _require_texts(name: str, values: Sequence[Any]) -> None:
 
 
 def read_memory(source: Any, name: str) -> Source:
-    """The rows of a Dataset, DataFrame, dict of lists, list of dicts or array of rows."""
+    """Read a Dataset, DataFrame, dict of lists, list of dicts or array of rows."""
     import datasets
 
     if isinstance(source, datasets.DatasetDict):
@@ -196,7 +196,7 @@ def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> 
 
     with binary_errors("Parquet", origin):
         schema = pq.read_schema(path)
-        # Kept as dictionaries until their size is known: one text of a few hundred KB, repeated, fills the memory.
+        # Kept as dictionaries until their size is known: one repeated text of a few hundred KB could fill the memory.
         leaves = pq.read_metadata(path).schema
         columns = map(leaves.column, range(len(leaves)))
         texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
@@ -282,7 +282,7 @@ def _plain_type(array: Any) -> Any:
 
 
 def _check_stream_end(path: Path, origin: str) -> None:
-    # A stream cut between two batches reads as a shorter, complete one. Writers end with a mark and a length of zero.
+    # A stream that is truncated between two batches looks complete. Writers end it with a mark and a length of zero.
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - 8))
         if file.read() != b"\xff\xff\xff\xff\0\0\0\0":

@@ -1,4 +1,4 @@
-"""Text files: bytes, then text, then records of delimited text, block by block, with the exact place of what cannot be read.
+"""Text files: bytes, then text, then records of delimited text, block by block, with the exact place of every error.
 
 Bytes: gzip within limits. Text: a byte order mark decides the encoding (UTF-8, UTF-16, UTF-32); without one it is UTF-8 unless an
 encoding is set. Bytes that do not decode are refused, never replaced; the error names a likely encoding for the user to confirm.
@@ -32,7 +32,7 @@ from tunesmith.errors import ConfigError, DataError, ResourceError
 
 CHUNK_BYTES = 1 << 20
 _NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
-"""The errors of a path that leads to no file: a link to itself, a file used as a folder, too long a name."""
+"""Errors of a path that can't be a file: a link to itself, a file used as a folder, a name that is too long."""
 KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
 KINDS |= {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow"}
 KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
@@ -40,7 +40,7 @@ KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
 
 
 def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]:
-    """(kind, whether it is gzipped); "lines" if the kind must be recognized from the content."""
+    """Return (kind, whether it is gzipped); "lines" if the kind must be recognized from the content."""
     suffixes = [s.lower() for s in path.suffixes]
     gzipped = bool(suffixes) and suffixes[-1] in (".gz", ".gzip")
     suffix = (suffixes[:-1] if gzipped else suffixes)[-1:] or [""]
@@ -66,11 +66,11 @@ _OTHER_CONTENT = (
     (b"\x1f\x8b", "is compressed with gzip", "Add .gz to its name."),
     (b"par1", "is a Parquet file", "Rename it to .parquet."),
 )
-"""How files start whose name promises something else, the problem, and what to do."""
+"""Start of files whose name is misleading -> the problem, and what to do."""
 
 
 def refuse_other_content(head: bytes, kind: str, origin: str, *, gzipped: bool) -> None:
-    """Refuse a web page, an archive or a pointer in a file that is named like a table."""
+    """Refuse a web page, an archive or a Git LFS pointer that is named like a table."""
     start = head.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
     own = {"sheet": (b"pk",), "parquet": (b"par1",)}.get(kind, ()) + ((b"\x1f\x8b",) if gzipped else ())
     for mark, problem, fix in _OTHER_CONTENT:
@@ -80,7 +80,7 @@ def refuse_other_content(head: bytes, kind: str, origin: str, *, gzipped: bool) 
 
 @dataclass(frozen=True, slots=True)
 class DecompressionLimits:
-    """How much a compressed file may grow. The ratio counts only once `ratio_free_bytes` have come out."""
+    """How much a compressed file may grow. The ratio is checked after `ratio_free_bytes` of output."""
 
     max_decompressed_bytes: int = 64 << 30
     max_ratio: float = 200.0
@@ -96,7 +96,7 @@ def check_growth(unpacked: int, size: int, limits: DecompressionLimits, origin: 
 
 
 class CountedBytes:
-    """A file read once from start to end. Decompresses `.gz` within limits; `sha256` covers the bytes on disk."""
+    """A file that is read once, from start to end. Decompresses `.gz` within limits; `sha256` covers the bytes on disk."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class CountedBytes:
 
     @property
     def sha256(self) -> str:
-        """Of what was read from disk so far."""
+        """Hash of the bytes read so far."""
         return self._hash.hexdigest()
 
     def read(self, size: int = CHUNK_BYTES) -> bytes:
-        """Up to `size` bytes; b"" at the end."""
+        """Return up to `size` bytes; b"" at the end."""
         try:
             data: bytes = self._read_file(size) if self._unpacked is None else self._unpacked.read(size)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
@@ -148,14 +148,14 @@ class CountedBytes:
 
 @dataclass(frozen=True)
 class _Hooked:
-    """What gzip reads from."""
+    """The raw stream that gzip reads."""
 
     read: Callable[[int], bytes]
 
 
 @contextmanager
 def readable(path: Path, origin: str) -> Iterator[None]:
-    """Turns errors of the operating system about a file into errors of this package."""
+    """Turn operating system errors about a file into errors of this package."""
     try:
         yield
     except FileNotFoundError:
@@ -197,12 +197,12 @@ class UnreadableText(Exception):
         self.fix = fix
 
     def at(self, where: str) -> DataError:
-        """The error a person reads."""
+        """Return the error for the user."""
         return DataError(self.problem, where=where, fix=self.fix)
 
 
 def text_blocks(stream: CountedBytes, *, encoding: str | None, on_progress: OnProgress | None = None) -> Iterator[str]:
-    """Decoded text in order. A CR at the end of a block waits for the next one, so CRLF is never cut in two."""
+    """Decoded text in order. A CR at the end of a block waits for the next one, so CRLF is never split."""
     head = stream.read(CHUNK_BYTES)
     codec, skip = choose_codec(head, encoding, stream.origin)
     decoder = codecs.getincrementaldecoder(codec)("strict")
@@ -236,7 +236,7 @@ def text_blocks(stream: CountedBytes, *, encoding: str | None, on_progress: OnPr
 
 
 def check_encoding(encoding: str | None) -> str | None:
-    """The codec's own name; an unknown one is a ConfigError."""
+    """Return the canonical name of a codec; an unknown one is a ConfigError."""
     if encoding is None:
         return None
     try:
@@ -273,7 +273,7 @@ def _describe(error: UnicodeDecodeError, start: int, codec: str) -> UnreadableTe
 
 
 def describe_nul(text: str) -> UnreadableText:
-    """The error for text with a NUL character."""
+    """Return the error for text with a NUL character."""
     if text.count("\0") * 3 > len(text):
         codec = "utf-16-be" if text.startswith("\0") else "utf-16-le"
         return UnreadableText(
@@ -283,7 +283,7 @@ def describe_nul(text: str) -> UnreadableText:
 
 
 def guess_encoding(head: bytes) -> tuple[str, str]:
-    """The likely codec, and a few words of the first line with such bytes, decoded with it."""
+    """Return the likely codec, and a few words of the first line with such bytes, decoded with it."""
     codec = _guess(head)
     line = next((part for part in head.splitlines() if not part.isascii()), b"")
     at = next((k for k, byte in enumerate(line) if byte > 127), 0)
@@ -309,12 +309,12 @@ def _guess(head: bytes) -> str:
 DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
 _SNIFFED_LINES = 20
 SHOWN = 10
-"""How many bad rows are shown; all are counted."""
+"""Number of bad rows to show; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How cells are set apart. `sure` when the user named the delimiter."""
+    """How cells are separated. `sure`: the user set the delimiter."""
 
     delimiter: str
     quoting: bool
@@ -322,7 +322,7 @@ class Dialect:
 
 
 def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | None) -> Dialect:
-    """CSV: comma and RFC 4180 quotes. TSV: tab and no quoting, as GLUE files are. What the user names goes first."""
+    """CSV: comma and RFC 4180 quotes. TSV: tab and no quoting, as in GLUE files. The user's settings take precedence."""
     if quoting not in (None, "minimal", "none"):
         raise ConfigError(f"--quoting {quoting!r} is not known", fix="Use minimal or none.")
     quoted = kind == "csv" if quoting is None else quoting == "minimal"
@@ -336,7 +336,7 @@ def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | None) -> 
 
 
 def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[str]:
-    """The column names, without the spaces around them. A nameless column (a pandas index) is called `unnamed_<position>`."""
+    """Return the column names without surrounding spaces. A nameless column (a pandas index) is called `unnamed_<position>`."""
     header = [name.strip() for name in header]
     if not any(header):
         raise DataError("the first line is empty, expected the column names", where=f"{origin}:1", fix="Add a header.")
@@ -375,7 +375,7 @@ def refuse_rows(bad: list[tuple[DataError, str]], rows: int, origin: str) -> Dat
 
 
 def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
-    """The dialect that the first lines are written in: another delimiter where it cuts all of them alike and ours does not."""
+    """Return the dialect of the first lines: a different delimiter if it splits all of them equally and the default doesn't."""
     named = re.match(r"sep=([^\s\w]|\t)\r?\n", head)
     if named is not None:
         return Dialect(named[1], True, sure=True)
@@ -388,20 +388,20 @@ def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
 
 
 def has_quoted_cells(head: str, dialect: Dialect) -> bool:
-    """Whether most of the first rows have a cell that is enclosed in quotes."""
+    """Return whether most of the first rows have a quoted cell."""
     rows = [line.split(dialect.delimiter) for line in head.splitlines()[1 : 1 + _SNIFFED_LINES]]
     quoted = [row for row in rows if any(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in row)]
     return len(quoted) * 2 > len(rows)
 
 
 def _width(head: str, delimiter: str, *, quoting: bool) -> int:
-    """Fields in each of the first lines; 0 when they are not equally many."""
+    """Return the number of fields of the first lines; 0 if it differs between them."""
     lines = head.splitlines()[:_SNIFFED_LINES]
     try:
         rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE))
     except csv.Error:
         return 0
-    whole = rows[:-1] if len(rows) > 2 else rows  # the last one may continue after the lines looked at
+    whole = rows[:-1] if len(rows) > 2 else rows  # the last row may be incomplete
     widths = {len(row) for row in whole if row}
     return widths.pop() if len(widths) == 1 else 0
 
@@ -416,7 +416,7 @@ def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
 
 
 def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
-    """("jsonl" | "csv" | "tsv", how its cells are set apart) of a file that begins with this text."""
+    """("jsonl" | "csv" | "tsv", its dialect) of a file that begins with this text."""
     if "\0" in head:
         raise describe_nul(head).at(f"{origin}:1")
     lines = [line for line in head.splitlines()[:200] if line.strip()]
@@ -431,7 +431,7 @@ def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
 
 
 MAX_RECORD_CHARS = 16 << 20
-"""A longer record is reported as an unclosed quote or as a file without lines, so that memory stays bounded."""
+"""Longer records are reported as an unclosed quote or a file without lines, so that memory use is limited."""
 
 _QUOTED_FIELD = re.compile(r'"[^"]*+(?:""[^"]*+)*+"')
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -440,7 +440,7 @@ _QUOTE_FIX = "Double a quote that is part of the text and enclose the field in q
 
 @dataclass(slots=True)
 class Records:
-    """A run of records: `columns[k][i]` is field k of record i, `lines[i]` the line it starts on.
+    """A block of records: `columns[k][i]` is field k of record i, `lines[i]` the line it starts on.
 
     `bad` is why a record does not have the fields of the header, with its text, by index.
     """
@@ -453,7 +453,7 @@ class Records:
 def delimited_batches(blocks: Iterable[str], *, origin: str, dialect: Dialect, skip_bad: bool = False) -> Iterator[Any]:
     """Record batches of strings plus the line numbers; the header is checked before any row.
 
-    Rows with other fields than the header are refused together, or kept empty with the reason in BAD_COLUMN.
+    Rows with a wrong number of fields are refused together, or kept empty with the reason in BAD_COLUMN.
     """
     import pyarrow as pa
 
@@ -493,7 +493,7 @@ def parse_delimited(
     on_header: Callable[[list[str]], None],
     keep_bad: bool = False,
 ) -> Iterator[Records]:
-    """The records after the first, which is the header: `on_header` may refuse it before any row is looked at."""
+    """Yield the records after the header. `on_header` may refuse the header before any row is parsed."""
     parser = _Parser(origin, dialect.delimiter, dialect.quoting, on_header, keep_bad)
     try:
         for block in blocks:
@@ -511,7 +511,7 @@ def parse_delimited(
 
 @dataclass(slots=True)
 class _Parser:
-    """Holds the records found since the last `take`, what is left of the last block, and the line where that starts."""
+    """Parser state: the records since the last `take`, the rest of the last block and its first line."""
 
     origin: str
     delimiter: str
@@ -519,7 +519,7 @@ class _Parser:
     on_header: Callable[[list[str]], None]
     keep_bad: bool
     width: int = 0
-    """Fields of the header, once it was read."""
+    """Number of fields of the header, once it is read."""
     found: Records = field(default_factory=lambda: Records([]))
     line: int = 1
     pending: str = ""
@@ -531,12 +531,12 @@ class _Parser:
         self.field_pattern = re.compile(rf'(?:"([^"]*+(?:""[^"]*+)*+)"|([^"{d}\r\n]*+))({d}|\r\n|\r|\n|\Z)')
 
     def take(self) -> Records:
-        """The records read since the last call."""
+        """Return the records read since the last call."""
         records, self.found = self.found, Records([[] for _ in range(self.width)])
         return records
 
     def feed(self, text: str, *, final: bool = False) -> None:
-        """Reads all complete records of the pending text and `text`."""
+        """Read all complete records of the pending text and `text`."""
         text = self.pending + text
         at = self._read_header(text, final=final) if not self.width and text else 0
         while at < len(text) and self.width:
@@ -559,7 +559,7 @@ class _Parser:
             raise self._too_long()
 
     def place_of_end(self) -> str:
-        """Line and field at which the text read so far ends."""
+        """Return the line and field at which the text read so far ends."""
         text, at, place = self.pending, 0, 1
         if not self.quoting:
             place += text.count(self.delimiter)
@@ -581,7 +581,7 @@ class _Parser:
         return end
 
     def _read_plain(self, chunk: str) -> None:
-        """The fast path: lines without quotes."""
+        """Parse lines without quotes, the fast path."""
         if "\r" in chunk:
             chunk = chunk.replace("\r\n", "\n").replace("\r", "\n")
         chunk = chunk.removesuffix("\n")
@@ -591,7 +591,7 @@ class _Parser:
         if self.blanks or set(map(methodcaller("count", self.delimiter), lines)) != {self.width - 1}:
             for number, line in zip(numbers, lines, strict=True):
                 if line == "" and self.width > 1:
-                    self.blanks.append(number)  # perhaps the end of the file
+                    self.blanks.append(number)  # allowed only at the end of the file
                 else:
                     self._add(line.split(self.delimiter), number, line)
             return
@@ -601,7 +601,7 @@ class _Parser:
         self.found.lines.extend(numbers)
 
     def _add(self, fields: list[str], line: int, text: str) -> None:
-        """Adds a record, after the empty lines before it."""
+        """Add a record, after the empty lines before it."""
         for blank in self.blanks:
             self._add_bad(f"an empty line, expected {self.width} fields", "Remove it.", blank, "")
         self.blanks.clear()
@@ -629,7 +629,7 @@ class _Parser:
         self.found.lines.append(line)
 
     def _match_record(self, text: str, start: int, *, final: bool) -> tuple[list[str], int] | None:
-        """The fields of the record that starts here and where it ends; None when the text ends first."""
+        """Return the fields of the record that starts here and its end; None if the text ends first."""
         if not self.quoting:
             ending = _LINE_END.search(text, start)
             if ending is None:
@@ -650,7 +650,7 @@ class _Parser:
                 return (fields, at) if end or final else None
 
     def _refuse_quote(self, text: str, start: int, at: int, place: int, *, final: bool) -> None:
-        """Returns only when more text may still complete the field."""
+        """Raise the error for a bad quote; return if more text may still complete the field."""
         opening = self.line + _count_lines(text[start:at])
         where = f"{self.origin}:{opening}:{place}"
         if text[at] != '"':
@@ -677,7 +677,7 @@ class _Parser:
 
 
 def _count_lines(text: str) -> int:
-    """How many line ends: LF, CRLF and CR count one each."""
+    """Count line ends: LF, CRLF and CR count as one each."""
     if "\r" in text:
         return text.count("\n") + text.count("\r") - text.count("\r\n")
     return text.count("\n")
@@ -687,7 +687,7 @@ TEXT_KINDS = ("csv", "tsv", "jsonl")
 
 
 def kind_of_rows(path: Path) -> tuple[str, bool]:
-    """("csv" | "tsv" | "jsonl" | "parquet", whether it is gzipped), from the name of a file."""
+    """Return ("csv" | "tsv" | "jsonl" | "parquet", whether it is gzipped), from the name of a file."""
     gzipped = path.suffix.lower() == ".gz"
     kind = (path.with_suffix("") if gzipped else path).suffix.lower().removeprefix(".")
     kind = {"ndjson": "jsonl", "json": "jsonl", "tab": "tsv", "pq": "parquet"}.get(kind, kind)
@@ -706,7 +706,7 @@ def column_blocks(
     delimiter: str | None = None,
     quoting: str | None = None,
 ) -> Iterator[dict[str, list[Any]]]:
-    """Columns of the next rows, in order. A JSON object without a key of its block has None there."""
+    """Yield the columns of the next rows, in order. A JSON object without a key of its block has None there."""
     origin = str(path)
     with (
         readable(path, origin),
@@ -717,7 +717,7 @@ def column_blocks(
 
 
 def read_stdin(*, encoding: str | None, delimiter: str | None, quoting: str | None) -> dict[str, list[Any]]:
-    """All columns of the csv or JSON lines on stdin; text that starts with a brace is JSON."""
+    """Return all columns of the csv or JSON lines on stdin; text that starts with a brace is JSON."""
     data = sys.stdin.buffer.read()
     stream: Any = SimpleNamespace(read=BytesIO(data).read, origin="stdin")
     is_json = data.lstrip()[:1] == b"{"
@@ -729,7 +729,7 @@ def read_stdin(*, encoding: str | None, delimiter: str | None, quoting: str | No
 
 
 def fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int = sys.maxsize) -> Iterator[dict[str, list[Any]]]:
-    """The same rows in runs of `size`, however the reader cut them."""
+    """Yield the same rows in blocks of `size`."""
     held: dict[str, list[Any]] = {}
     rows = 0
     for block in blocks:

@@ -214,7 +214,7 @@ _CHARS_PER_SECOND = 20_000.0  # one core does about 1,000,000: 50x slower is a b
 
 @dataclass(frozen=True, slots=True)
 class EncodedRow:
-    """One row of tokens; `cut` tokens were dropped."""
+    """One row of tokens; `cut` is the number of dropped tokens."""
 
     ids: list[int]
     types: list[int]
