@@ -1,6 +1,6 @@
-"""Rows: a `Source` is what one file or table contains, a `Part` the rows of it that make up one split, and a `RowCache` the
-folder in which rows are kept as Arrow, found again by their content. Rows are held out by a draw that is seeded, stratified, and
-keeps rows with an equal text together where that is possible.
+"""Rows: a `Source` is the content of one file or table, a `Part` is its rows that belong to one split, and a `RowCache` is the
+folder that stores rows as Arrow, keyed by content. Held-out rows are a seeded, stratified sample that
+keeps rows with equal texts together if possible.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 LINE_COLUMN = "__line__"
-"""Holds the physical line on which a record starts, for files made of lines."""
+"""Column with the physical line on which a record starts, for files made of lines."""
 
 BAD_COLUMN = "__bad__"
-"""Holds why a row of a file could not be read, where such rows are left out."""
+"""Column with the reason why a row could not be read, if such rows are skipped."""
 
 TARGETS = "__targets__"
 """Holds a probability for each class in encoded training rows with soft labels."""
@@ -58,11 +58,11 @@ class Source:
 
     @property
     def column_names(self) -> list[str]:
-        """The user's columns, without those of the reader."""
+        """Return the user's columns, without those of the reader."""
         return [name for name in self.dataset.column_names if name not in (LINE_COLUMN, BAD_COLUMN)]
 
     def where(self, row_index: int, column: str | None = None) -> str:
-        """`train.csv:812:label`: the line in a text file, the row (from 1) anywhere else."""
+        """Return `train.csv:812:label`: the line in a text file, the row (from 1) anywhere else."""
         return f"{self.origin}:{self.line_numbers([row_index])[0]}" + ("" if column is None else f":{column}")
 
     def line_numbers(self, rows: Sequence[int] | Ints) -> Ints:
@@ -80,11 +80,11 @@ class Source:
         return replace(self, name=name or self.name, dataset=self.dataset.select(rows), numbers=numbers)
 
     def type_of(self, column: str) -> Any:
-        """The Arrow type of a column."""
+        """Return the Arrow type of a column."""
         return self.dataset.data.schema.field(column).type
 
     def holds_text(self, column: str) -> bool:
-        """Whether the cells of a column are strings."""
+        """Return whether the cells of a column are strings."""
         return str(self.type_of(column)) in ("string", "large_string", "string_view")
 
     def label_parts(self, label: str) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class Source:
         return set(self.label_parts(label) or (label,)) <= set(self.column_names)
 
     def no_column(self, name: str, flag: str) -> DataError:
-        """The error for a column that is not there; `flag` names another one."""
+        """Return the error for a missing column; `flag` is the option that names it."""
         found = self.column_names
         fix = " ".join(filter(None, (did_you_mean(name, found), f"Set {flag}.")))
         where = f"{self.origin}:1" if self.lines else self.origin
@@ -108,13 +108,13 @@ class Source:
         return replace(self, dataset=dataset)
 
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-        """(index of the first row, pyarrow Table of `columns`) for one batch after the other, in order."""
+        """Yield (index of the first row, pyarrow Table of `columns`) for each batch in order."""
         from datasets.formatting import query_table
 
         cells = self.dataset.data.select(list(columns))  # select_columns copies the features of all columns
         for start in range(0, self.dataset.num_rows, SCAN_ROWS):
             rows = range(start, min(start + SCAN_ROWS, self.dataset.num_rows))
-            # selected rows come in a chunk for every run of neighbors
+            # selected rows have one chunk for each run of adjacent rows
             yield start, query_table(cells, rows, indices=self.dataset._indices).combine_chunks()
 
 
@@ -133,7 +133,7 @@ class Columns:
 
 
 def checked(source: Source) -> Source:
-    """The source; one without rows is refused."""
+    """Return the source; refuse one without rows."""
     if source.dataset.num_rows == 0:
         raise DataError("no rows", where=source.origin, fix="It needs at least one row.")
     return source
@@ -148,14 +148,14 @@ class Part:
     rows: Ints | None = None
 
     def dataset(self) -> Dataset:
-        """The rows used."""
+        """Return the rows used."""
         return self.encoded if self.rows is None else self.encoded.select(self.rows)
 
     def __len__(self) -> int:
         return int(self.encoded.num_rows) if self.rows is None else len(self.rows)
 
     def scan(self, columns: Sequence[str]) -> Iterator[Any]:
-        """Tables of the source's columns, only the rows used, read from the file rather than its memory map."""
+        """Yield tables of the source's columns with the rows used, read from the file instead of its memory map."""
         for start, table in self.source.scan(columns):
             if self.rows is None:
                 yield table
@@ -189,12 +189,12 @@ class Part:
 
     @classmethod
     def of(cls, dataset: Dataset, name: str = "train") -> Part:
-        """All rows of a dataset that has the column "labels"."""
+        """Return all rows of a dataset that has the column "labels"."""
         return cls(Source(name, dataset, name), dataset)
 
 
 def fingerprint_parts(parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap) -> tuple[str, dict[str, str]]:
-    """sha256 (hex) over split names, texts, labels, label names and their order, and one for each split.
+    """Return the SHA-256 of split names, texts, labels and label names in order, and one hash per split.
 
     Columns that are neither text nor label do not count.
     """
@@ -208,7 +208,7 @@ def fingerprint_parts(parts: Mapping[str, Part], text: Sequence[str], labels: La
 
 
 def _hash_text(part: Part, name: str) -> bytes:
-    """Lengths and bytes are hashed apart, so that the result does not depend on how rows are cut into batches."""
+    """Hashes lengths and bytes separately, so that the result does not depend on the batches."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -245,13 +245,13 @@ _HASH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class CachedRows:
-    """An entry: its Arrow stream, and the facts that were stored with it, "rows" among them."""
+    """A cache entry: its Arrow stream and the facts stored with it, including "rows"."""
 
     file: Path
     facts: dict[str, Any]
 
     def dataset(self) -> Dataset:
-        """The rows, memory-mapped."""
+        """Return the rows, memory-mapped."""
         from datasets import Dataset
 
         return Dataset.from_file(str(self.file))
@@ -264,7 +264,7 @@ class RowCache:
     root: Path
 
     def open(self, key: str) -> CachedRows | None:
-        """The entry, its bytes verified, or None. A damaged one is removed, with a line in the log."""
+        """Return the verified entry, or None. A damaged one is removed and logged."""
         folder = self.root / key
         if not folder.is_dir():
             return None
@@ -273,19 +273,19 @@ class RowCache:
             if manifest["key"] != key:
                 raise ValueError("it belongs to other rows")
             return CachedRows(folder / _ROWS, manifest["facts"])
-        except Exception as error:  # whatever is wrong with an entry, the rows can be made again
+        except Exception as error:  # the rows can be recomputed, whatever is wrong with the entry
             log.warning("the cached rows in %s cannot be used (%s); they are made again", folder, error)
             self.remove(key)
             return None
 
     def remove(self, key: str) -> None:
-        """Removes an entry, if it exists."""
+        """Remove an entry, if it exists."""
         shutil.rmtree(self.root / key, ignore_errors=True)
 
     def build(self, key: str, batches: Iterator[Any], facts: Callable[[], dict[str, Any]] = dict) -> CachedRows | None:
-        """Stores the record batches, and the facts that are known after the last of them; None when there is no batch.
+        """Store the record batches and the facts known after the last one. Returns None if there is no batch.
 
-        A process killed on the way leaves only a hidden folder that is never read; the next build removes it.
+        A killed process leaves only a hidden folder that is never read; the next build removes it.
         """
         with self._building(key) as folder:
             rows = _write_stream(folder / _ROWS, batches)
@@ -296,7 +296,7 @@ class RowCache:
             try:
                 os.rename(folder, self.root / key)
             except OSError:
-                found = self.open(key)  # another process may have published the same content first: use that
+                found = self.open(key)  # another process may have stored the same content first
                 if found is None:
                     raise
                 return found
@@ -330,7 +330,7 @@ class RowCache:
 
 
 def _write_stream(path: Path, batches: Iterator[Any]) -> int | None:
-    """Writes the batches as an Arrow stream; returns the number of rows, None when there is no batch."""
+    """Write the batches as an Arrow stream. Return the number of rows, or None if there is no batch."""
     import pyarrow as pa
 
     first = next(batches, None)
@@ -345,7 +345,7 @@ def _write_stream(path: Path, batches: Iterator[Any]) -> int | None:
 
 
 def content_hash(dataset: Dataset, columns: tuple[str, ...]) -> str:
-    """A hash of the cells of these columns, in order; equal for equal content, however it is stored or chunked."""
+    """Return a hash of the cells of these columns in order, independent of storage and chunks."""
     import pyarrow as pa
 
     digest = hashlib.sha256()
@@ -362,7 +362,7 @@ def content_hash(dataset: Dataset, columns: tuple[str, ...]) -> str:
 
 @contextmanager
 def binary_errors(kind: str, origin: str) -> Iterator[None]:
-    """Turns errors of pyarrow into one line that names the file."""
+    """Turn errors of pyarrow into one line that names the file."""
     import pyarrow as pa
 
     try:
@@ -378,11 +378,11 @@ def binary_errors(kind: str, origin: str) -> Iterator[None]:
 
 
 MAX_CELLS, MAX_BYTES = 50_000_000, 1_000_000_000
-"""Of predictions.parquet: a run keeps at most 200,000 rows of each split."""
+"""Limits of predictions.parquet: a run keeps at most 200,000 rows of each split."""
 
 
 def read_prediction_columns(path: str | Path) -> dict[str, list[Any]]:
-    """predictions.parquet: name -> values in row order; empty when the file is absent. Damage is a CheckpointError."""
+    """Read predictions.parquet: name -> values in row order; empty if the file is missing. Damage is a CheckpointError."""
     try:
         with open_plain(path, follow=True) as file:
             return _read_parquet(file)
@@ -413,7 +413,7 @@ def _read_parquet(file: BinaryIO) -> dict[str, list[Any]]:
 # --- splits -----------------------------------------------------------------------------------------------------------
 
 MAX_GROUPED_ROWS = 200_000
-"""Above this rows are drawn one by one: grouping is a Python loop, about 1 s for each 200,000 rows."""
+"""Above this, rows are drawn singly: grouping is a Python loop, about 1 s for each 200,000 rows."""
 
 _SCORE_BINS = 10
 
@@ -421,8 +421,8 @@ _SCORE_BINS = 10
 def draw_split(
     part: Part, *, val_fraction: float, seed: int, task: Task, text_columns: Sequence[str] = ()
 ) -> tuple[Ints, Ints, int]:
-    """Row numbers (train, validation), both ascending. Every label with two rows or more is on both sides. With `text_columns`,
-    rows that share a sentence stay on one side where that is possible; the last number counts the validation rows that do not.
+    """Return row numbers (train, validation), ascending. Labels with two or more rows are in both splits. With `text_columns`,
+    rows that share a sentence stay in one split if possible; the last number counts the validation rows that don't.
     """
     if not 0.0 < val_fraction < 1.0:
         raise ConfigError(f"--validation_split_fraction {val_fraction} is not between 0 and 1")
@@ -438,7 +438,7 @@ def draw_split(
 
 
 def draw_fold(part: Part, *, folds: int, fold: int, task: Task, text_columns: Sequence[str] = ()) -> tuple[Ints, Ints]:
-    """(the other rows, the rows of fold `fold` of 1 to `folds`), ascending. Every row is in one fold, the same each time.
+    """Return (the other rows, the rows of fold `fold` of 1 to `folds`), ascending. Each row is always in the same fold.
 
     Labels are spread evenly; rows that share a sentence are in one fold.
     """
@@ -460,7 +460,7 @@ def draw_fold(part: Part, *, folds: int, fold: int, task: Task, text_columns: Se
 
 
 def strata_of(part: Part, task: Task) -> Ints:
-    """The stratum of each row, as a small number."""
+    """Return the stratum of each row as a small number."""
     if task is Task.MULTILABEL:
         return np.zeros(len(part), dtype=np.int64)
     labels = part.labels().to_numpy(zero_copy_only=False)
@@ -486,7 +486,7 @@ def _quota(strata: Ints, fraction: float) -> Ints:
 
 
 def _groups(part: Part, text: Sequence[str]) -> Ints | None:
-    """The group of each row: rows that share a sentence, also indirectly. None if each row is a separate group."""
+    """Return the group of each row: rows that share a sentence, also indirectly. None if each row is a separate group."""
     if not text or len(part) > MAX_GROUPED_ROWS:
         return None
     numbers = _number_sentences(part, text)
@@ -503,7 +503,7 @@ def _groups(part: Part, text: Sequence[str]) -> Ints | None:
 
 
 def _number_sentences(part: Part, text: Sequence[str]) -> Ints:
-    """(rows, texts): the same number for sentences that are equal after folding case and spaces."""
+    """Return (rows, texts): equal numbers for sentences that are equal after normalizing case and spaces."""
     import pyarrow as pa
 
     cells = [_fold(table.column(name).combine_chunks()) for name in text for table in part.scan([name])]
@@ -513,7 +513,7 @@ def _number_sentences(part: Part, text: Sequence[str]) -> Ints:
 
 
 def _fold(cells: Any) -> Any:
-    """ " ".join(text.lower().split()), for a whole column."""
+    """Return `" ".join(text.lower().split())` for a whole column."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -522,7 +522,7 @@ def _fold(cells: Any) -> Any:
 
 
 def _members(order: Ints, groups: Ints) -> list[list[int]]:
-    """The rows of each group, groups and rows in the order given."""
+    """Return the rows of each group, keeping the order."""
     members: dict[int, list[int]] = {}
     for row in order.tolist():
         members.setdefault(int(groups[row]), []).append(row)
@@ -530,7 +530,7 @@ def _members(order: Ints, groups: Ints) -> list[list[int]]:
 
 
 def _draw(strata: Ints, groups: Ints | None, quota: Ints, rng: np.random.Generator) -> list[int]:
-    """Row numbers of the validation split."""
+    """Return the row numbers of the validation split."""
     left = quota.copy()
     order = rng.permutation(len(strata))
     if groups is None:
@@ -543,7 +543,7 @@ def _draw(strata: Ints, groups: Ints | None, quota: Ints, rng: np.random.Generat
             chosen.extend(rows)
         if not left.any():
             break
-    # Most rows of a label are in groups larger than its share: single rows rather than an evaluation by a few odd ones.
+    # Most rows of a label are in groups larger than its share: draw single rows instead.
     return chosen + _draw_rows(order[~np.isin(order, chosen)], strata, left * (2 * left > quota))
 
 
@@ -556,7 +556,7 @@ def _draw_rows(order: Ints, strata: Ints, left: Ints) -> list[int]:
 
 
 def sample_part(part: Part, count: int | None, *, task: Task, seed: int) -> Part:
-    """The part cut to `count` rows, in file order: every label keeps its share, and one row at least where that is possible."""
+    """Return the part with `count` rows, in file order. Every label keeps its share and, if possible, at least one row."""
     if count is None or count >= len(part):
         return part
     strata = strata_of(part, task)
@@ -566,7 +566,7 @@ def sample_part(part: Part, count: int | None, *, task: Task, seed: int) -> Part
 
 
 def _share_out(sizes: Ints, count: int) -> Ints:
-    """Whole numbers that sum to `count`: shares rounded down, one for each where there is room, then the largest rests."""
+    """Return integers that sum to `count`: rounded-down shares, at least one each if possible, then the largest remainders."""
     exact = sizes * (count / sizes.sum())
     quota: Ints = np.floor(exact).astype(np.int64)
     if count >= (sizes > 0).sum():

@@ -230,7 +230,7 @@ class BucketPadding(Padding):
     switch: LengthBuckets = field(default_factory=LengthBuckets)
 
     def width(self, longest: int) -> int:
-        """Columns of a batch whose longest row has `longest` tokens."""
+        """Return the width of a batch whose longest row has `longest` tokens."""
         return max(longest, min(bucket_width(longest), self.longest)) if self.switch.on else longest
 
 

@@ -37,7 +37,7 @@ class BatchSource(Protocol):
     """Where windows come from; `Batches` is one."""
 
     def windows(self, epoch: int, skip: int = 0) -> Iterator[Window]:
-        """The windows of an epoch from number `skip` on."""
+        """Yield the windows of an epoch, without the first `skip`."""
         ...
 
 
