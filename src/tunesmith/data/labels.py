@@ -378,7 +378,7 @@ def _ids(source: Source, column: str, naming: Naming) -> Any:
 
 
 def _with_labels(sources: Mapping[str, Source], labels: Mapping[str, Any]) -> dict[str, Dataset]:
-    """The rows of each source with the column "labels", in place of any column of that name."""
+    """Return the rows of each source with the column "labels", which replaces any column of that name."""
     return {split: _add_column(source.dataset, ENCODED, labels[split]) for split, source in sources.items()}
 
 

@@ -164,7 +164,7 @@ class Part:
             yield table.take(self.rows[low:high] - start)
 
     def labels(self) -> Any:
-        """The encoded labels of the rows used, as one Arrow array."""
+        """Return the encoded labels of the rows used, as one Arrow array."""
         return self._encoded("labels")
 
     def targets(self) -> npt.NDArray[np.float32] | None:
