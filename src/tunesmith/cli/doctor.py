@@ -23,7 +23,7 @@ from tunesmith.runs.folder import RunDir, RunLock, checkpoint_step, end_of, read
 from tunesmith.runs.manifest import is_leftover, retire, sweep, verify
 
 Health = Literal["sound", "note", "useless", "broken"]
-"""sound; worth a note; of no use (a repair removes it); damaged, and a person must decide what to do."""
+"""ok; worth a note; unusable (a repair removes it); damaged (the user must decide)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Examined:
 
 
 def examine(run: RunDir) -> list[Examined]:
-    """Every part of the folder, read and hashed in full; changes nothing."""
+    """Check every part of the folder, reading and hashing all files; changes nothing."""
     holder = read_holder(run.lock_file)
     held = f"held by {holder}: the run is being trained, so what it writes now may look unfinished"
     parts = [Examined("lock", "sound", "free") if holder is None else Examined("lock", "note", held)]
@@ -64,12 +64,12 @@ def examine(run: RunDir) -> list[Examined]:
 
 
 def is_sound(parts: list[Examined]) -> bool:
-    """Whether nothing is damaged."""
+    """Return whether nothing is damaged."""
     return not any(part.health == "broken" for part in parts)
 
 
 def repair(run: RunDir) -> list[str]:
-    """Removes leftovers, the cut end of the journal, and damaged checkpoints where an intact one is kept. Gives the names."""
+    """Remove leftovers, the incomplete end of the event log, and damaged checkpoints if an intact one is kept; return names."""
     with RunLock(run.lock_file):
         try:
             removed = sweep(run.path)
@@ -85,7 +85,7 @@ def repair(run: RunDir) -> list[str]:
 
 
 def _problem_of(folder: Path) -> str | None:
-    """Why a sealed folder cannot be used; None when it can."""
+    """Return why a folder with a manifest can't be used; None if it can."""
     try:
         verify(folder)
     except (CheckpointError, ResourceError) as error:
@@ -121,7 +121,9 @@ def _check_journal(run: RunDir) -> Iterator[Examined]:
     steps = [event.step for event in events if isinstance(event, StepDone)]
     seen = set(steps)
     absent = (step for step in range(1, max(steps, default=0) + 1) if step not in seen)
-    missing = list(islice(absent, 6))  # a journal may name any step: all that are absent may not fit into memory
+    missing = list(
+        islice(absent, 6)
+    )  # an event log may name any step: the list of missing ones may not fit into memory
     if missing:
         shown = ", ".join(str(s) for s in missing[:5]) + (", ..." if len(missing) > 5 else "")
         yield Examined(name, "broken", f"has no line for step {shown}: the curves have a gap there")
@@ -132,7 +134,7 @@ def _check_journal(run: RunDir) -> Iterator[Examined]:
 
 
 def _check_checkpoints(run: RunDir, parts: list[Examined]) -> Iterator[Path]:
-    """Adds a part for each checkpoint; gives the intact ones."""
+    """Add a part for each checkpoint; return the intact ones."""
     problems = {folder: _problem_of(folder) for folder in run.checkpoints()}
     any_intact = any(problem is None for problem in problems.values())
     for folder, problem in problems.items():

@@ -326,7 +326,7 @@ class RunConfig(Options):
 
     @property
     def name(self) -> str:
-        """Return Return Return Return Return `run_name`, or a name made from the data and the model."""
+        """Return `run_name`, or a name made from the data and the model."""
         if self.run_name is not None:
             return self.run_name
         source = self.task_name or self.dataset_config_name or self.dataset_name

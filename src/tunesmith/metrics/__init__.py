@@ -1,1 +1,1 @@
-"""Scores and what they are worth: every metric with its n and a 95% interval. No torch, no network."""
+"""Every metric with its number of examples and a 95% interval. Needs no torch."""

@@ -1,7 +1,7 @@
-"""Does 0.8 mean right 8 times in 10? Reliability bins and expected calibration error, and what is fitted to rows that were not
-trained on to improve the answers: a temperature of the logits, and thresholds of labels.
+"""Reliability bins, expected calibration error, and corrections that are fitted to held-out
+examples: a temperature of the logits, and decision thresholds.
 
-For F1 of a rare label a threshold of one half is seldom the best.
+For F1 of a rare label, a threshold of 0.5 is rarely the best one.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def reliability_bins(probabilities: Any, references: Any, *, num_bins: int = 15)
 
 
 def expected_calibration_error(probabilities: Any, references: Any, *, num_bins: int = 15) -> float | None:
-    """Mean gap between confidence and accuracy over equal-width bins, weighted by examples; None without labeled examples."""
+    """Return the mean gap of confidence and accuracy over equal-width bins, weighted by examples; None without labels."""
     bins = reliability_bins(probabilities, references, num_bins=num_bins)
     total = sum(b.count for b in bins)
     return sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / total if total else None
 
 
 def _labelled(probabilities: Any, references: Any) -> tuple[Array, Array]:
-    """(n, classes) probabilities and ids of the labeled examples; one column means the probability of label 1."""
+    """Return (n, classes) probabilities and ids of the labeled examples; a single column is the probability of label 1."""
     table, labels = to_numpy(probabilities).astype(np.float64), to_numpy(references)
     if table.ndim == 1:
         table = np.stack([1.0 - table, table], axis=1)
@@ -75,7 +75,7 @@ LIMITS = (0.1, 10.0)
 
 @dataclass(frozen=True)
 class Temperature:
-    """`value` was fitted to all rows. The errors are those of rows whose temperature was fitted to other rows."""
+    """`value` is fitted to all rows. The errors are cross-validated."""
 
     value: float
     loss_before: float
@@ -97,7 +97,7 @@ class Temperature:
 
 
 def fit_temperature(logits: Array, gold: Array, task: Task, *, seed: int = 0) -> Temperature | None:
-    """None for regression, for too few rows, and where the log loss of rows that did not fit it is no better."""
+    """Return None for regression, for too few rows, and if the cross-validated log loss doesn't improve."""
     if task is Task.REGRESSION:
         return None
     known = (gold >= 0).all(axis=1) if gold.ndim == 2 else gold >= 0
@@ -136,17 +136,17 @@ def _calibration(logits: Array, gold: Array) -> float:
 
 DRAWS = 200
 FEWEST_OF_A_LABEL = 10
-"""Rows with the label, and rows without: with fewer a threshold is fitted to chance."""
+"""Minimum number of rows with the label, and of rows without it: with fewer, a threshold would fit noise."""
 EXPONENTS = tuple(k / 10 for k in range(16))
 ERRORS = 2.0
-"""A gain must be this many times its standard error: chance alone moves a threshold in one run of forty, with 1 in one of six."""
+"""A gain must be this many times its standard error: by chance, one run in forty moves a threshold (with 1: one in six)."""
 
 
 @dataclass(frozen=True)
 class MovedThresholds:
-    """`after` is the score of rows whose thresholds were fitted to other rows; `error` that of the gain, by a bootstrap.
+    """`after` is the cross-validated score with thresholds; `error` is the bootstrap standard error of the gain.
 
-    `thresholds` were fitted to all rows; None: moving them is not surely better.
+    `thresholds` are fitted to all rows; None if the gain is not significant.
     """
 
     thresholds: tuple[float, ...] | None
@@ -156,7 +156,7 @@ class MovedThresholds:
     error: float
     rows: int
     decisions: Array | None = field(default=None, compare=False)
-    """The labels of the rows that have one, each decided by thresholds of the others; None where they are not moved."""
+    """Cross-validated decisions for the labeled rows; None if thresholds are not moved."""
 
     def line(self, what: str = "validation") -> str:
         """As it is printed."""
@@ -173,7 +173,7 @@ class MovedThresholds:
 def fit_thresholds(probabilities: Array, gold: Array, task: Task, *, seed: int = 0) -> MovedThresholds | None:
     """Binary: for F1 of label 1. Multilabel: for F1 of each label. Many classes: a power of each label's share, for macro F1.
 
-    None for regression, and for too few rows of the rarest label.
+    Returns None for regression, and for too few rows of the rarest label.
     """
     known = (gold >= 0).all(axis=1) if gold.ndim == 2 else gold >= 0
     probabilities, gold = np.asarray(probabilities, dtype=np.float64)[known], gold[known].astype(np.int64)
@@ -221,7 +221,7 @@ def _fit_thresholds(probabilities: Array, gold: Array, task: Task) -> tuple[floa
 
 
 def _best_for_f1(scores: Array, positive: Array) -> float:
-    """The threshold with the best F1, between the score that it lets in and the next one below."""
+    """Return the threshold with the best F1, midway between two scores."""
     order = np.argsort(-scores, kind="stable")
     hits = np.cumsum(positive[order])
     f1 = 2 * hits / (np.arange(1, len(order) + 1) + max(int(positive.sum()), 1))

@@ -1,6 +1,6 @@
 """The constant baseline (one prediction for all examples), and the loss and prediction of each example at one evaluation.
 
-Row evidence is one line of the journal. At most `MOST_ROWS` rows are kept, evenly spread and the same at every evaluation, so
+Row evidence is one line of the event log. At most `MOST_ROWS` rows are kept, evenly spread and equal at every evaluation, so
 that a difference between two evaluations is a paired difference.
 """
 
@@ -24,14 +24,14 @@ from tunesmith.metrics.table import Suite, softmax
 
 @dataclass(frozen=True, slots=True)
 class BestConstant:
-    """`values` are class shares, each label's share, or the mean: from the training labels, half a row added to each class."""
+    """`values` are class shares, label shares, or the mean of the training labels, with half a row added to each class."""
 
     task: Task
     values: tuple[float, ...]
 
     @classmethod
     def of(cls, task: Task, labels: Any, num_labels: int) -> BestConstant:
-        """The constant with the lowest loss on these labels; unlabeled examples are ignored."""
+        """Return the constant with the lowest loss on these labels; unlabeled examples are ignored."""
         known = np.asarray(labels)
         if task is Task.REGRESSION:
             known = known.reshape(-1)[~np.isnan(known.reshape(-1))]
@@ -44,7 +44,7 @@ class BestConstant:
 
     @property
     def entropy(self) -> float:
-        """The loss of this constant on rows with these very shares; NaN for a mean, whose loss is the variance."""
+        """Return the loss of this constant on rows with exactly these shares; NaN for a mean, whose loss is the variance."""
         p = np.array(self.values)
         if self.task is Task.REGRESSION:
             return math.nan
@@ -53,7 +53,7 @@ class BestConstant:
         return float(-(p * np.log(p)).sum())
 
     def logits(self, rows: int) -> Array:
-        """Return the logits of a model that always predicts this."""
+        """Return the logits of a model that always predicts this constant."""
         p = np.array(self.values)
         if self.task is Task.MULTILABEL:
             p = np.log(p) - np.log1p(-p)
@@ -62,7 +62,7 @@ class BestConstant:
         return np.tile(p, (rows, 1))
 
     def decision(self) -> Array:
-        """The class, the value, or the set of labels (as 0 and 1) with the highest micro F1 to expect."""
+        """Return the class, the value, or the labels (as 0 and 1) with the highest expected micro F1."""
         p = np.array(self.values)
         if self.task is Task.REGRESSION:
             return p
@@ -76,7 +76,7 @@ class BestConstant:
 
 
 def describe_constant(constant: BestConstant, labels: Any, suite: Suite) -> dict[str, Any]:
-    """Loss and scores of the constant on these rows, each with one standard error if it is defined."""
+    """Return loss and scores of the constant on these rows, with standard errors if they are defined."""
     labels = np.asarray(labels)
     logits = constant.logits(len(labels))
     found: dict[str, Any] = {"values": list(constant.values), "n": len(labels), "metrics": {}, "errors": {}}
@@ -97,7 +97,7 @@ def _error(low: float | None, high: float | None) -> float | None:
 
 
 def row_losses(task: Task, logits: Any, labels: Any) -> Array:
-    """Each row's own loss without class weights or smoothing; NaN for a row without a label."""
+    """Return the loss of each row without class weights or smoothing; NaN for a row without a label."""
     scores, known = np.asarray(logits, np.float64), np.asarray(labels)
     with np.errstate(invalid="ignore", over="ignore"):
         if task is Task.REGRESSION:
@@ -113,7 +113,7 @@ def row_losses(task: Task, logits: Any, labels: Any) -> Array:
 
 
 def infer_task(logits: Any, labels: Any) -> Task | None:
-    """The task that arrays of a Trainer belong to; None if there is not one output per example."""
+    """Return the task of a Trainer's arrays; None if there isn't one output per example."""
     scores, known = np.asarray(logits), np.asarray(labels)
     if scores.dtype.kind not in "fiu" or known.dtype.kind not in "fiub" or len(scores) != len(known) or not len(known):
         return None
@@ -130,19 +130,19 @@ def infer_task(logits: Any, labels: Any) -> Task | None:
 
 
 MOST_ROWS = 1000
-"""About 8 kB of text an evaluation."""
+"""About 8 kB of text per evaluation."""
 LEAST_ROWS = 100
 MOST_TEXT = 8_000_000
-"""Bytes of text in a whole run, as far as `LEAST_ROWS` allow."""
+"""Limit of the text of a run, unless `LEAST_ROWS` need more."""
 TEXT_A_ROW = 9
 _MOST_BYTES = 64_000_000
-"""What a line may unpack to: another writer's line cannot fill the memory."""
+"""Limit of a decompressed line, so that a foreign line can't fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowEvidence:
-    """Labeled examples of one evaluation, in input order. `confidence` is that of the predicted class, or of the likeliest of
-    several labels, below zero where the row does not have it; NaN for a value."""
+    """Labeled examples of one evaluation, in input order. `confidence` is that of the predicted class, or of the most probable of
+    several labels, negative if the row doesn't have that label; NaN for regression."""
 
     constant: BestConstant
     labels: Array
@@ -150,7 +150,7 @@ class RowEvidence:
     loss: Array
     confidence: Array
     n: int
-    """Rows of the whole split."""
+    """Number of rows of the whole split."""
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -162,16 +162,16 @@ class RowEvidence:
 
     @property
     def hits(self) -> Array:
-        """Whether the predicted class, or the likeliest of several labels, is one that the row has."""
+        """Return whether the predicted class (or the most probable label) is correct."""
         return self.confidence > 0 if self.task is Task.MULTILABEL else self.predictions == self.labels
 
     @property
     def constant_loss(self) -> Array:
-        """The loss of the best constant, by row."""
+        """Return the loss of the constant baseline per row."""
         return row_losses(self.task, self.constant.logits(len(self)), self.labels)
 
     def score_parts(self, predictions: Array | None = None) -> tuple[float, Array]:
-        """Accuracy, micro F1 or Pearson's r, and each row's part in it: the standard error is that of the mean of the parts."""
+        """Return accuracy, micro F1 or Pearson's r, and the influence of each row, whose mean is the score."""
         given = self.predictions if predictions is None else predictions
         if self.task is Task.REGRESSION:
             return _correlation_parts(self.labels, given)
@@ -185,7 +185,7 @@ class RowEvidence:
         return float(right.mean()) if len(right) else math.nan, right
 
     def constant_parts(self) -> tuple[float, Array]:
-        """The same of the best constant."""
+        """Return the score and influences of the constant baseline."""
         if self.task is Task.REGRESSION:
             return 0.0, np.zeros(len(self))
         decision = self.constant.decision()
@@ -195,7 +195,7 @@ class RowEvidence:
 
 
 def _correlation_parts(x: Array, y: Array) -> tuple[float, Array]:
-    """Pearson's r and its influence function by row (mean r, spread of its standard error)."""
+    """Return Pearson's r and its influence per row (mean r)."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         a, b = (x - x.mean()) / x.std(), (y - y.mean()) / y.std()
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -205,12 +205,12 @@ def _correlation_parts(x: Array, y: Array) -> tuple[float, Array]:
 
 
 def rows_to_keep(planned_evaluations: int) -> int:
-    """How many rows of a split are kept, so that the journal of a run with many evaluations stays small."""
+    """Return how many rows of a split to keep, so that the event log stays small with many evaluations."""
     return int(np.clip(MOST_TEXT // (TEXT_A_ROW * max(1, planned_evaluations)), LEAST_ROWS, MOST_ROWS))
 
 
 def keep_rows(constant: BestConstant, logits: Any, labels: Any, most: int = MOST_ROWS) -> RowEvidence | None:
-    """The evidence of these rows; None when none has a label."""
+    """Return the evidence of these rows; None if none has a label."""
     scores, known = np.asarray(logits, np.float64), np.asarray(labels)
     task = constant.task
     labelled = np.isfinite(known.reshape(len(known), -1).astype(np.float64)).all(axis=1)

@@ -30,7 +30,7 @@ def mean_ranks(values: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A metric's value with its interval. All three are None when the value is not defined on these rows."""
+    """A metric's value with its interval. All three are None if the value is undefined on these rows."""
 
     value: float | None
     low: float | None
@@ -38,10 +38,10 @@ class Score:
     n: int
     method: str
     of: str | None = None
-    """The class that the score is about, for F1, precision and recall of two classes."""
+    """The class that F1, precision and recall of binary tasks refer to."""
 
     def title(self, metric: str) -> str:
-        """`f1 of 'fraud'`: the name of the metric with the class it is about."""
+        """`f1 of 'fraud'`: the name of the metric with its class."""
         return metric if self.of is None else f"{metric} of {self.of!r}"
 
     def text(self, *, count: bool = True) -> str:
@@ -74,7 +74,7 @@ def wilson_limits(share: Array | float, n: Array | float) -> tuple[Array, Array]
     share, n = np.asarray(share, np.float64), np.asarray(n, np.float64)
     safe = np.where(n > 0, n, 1.0)
     centre = (share + z**2 / (2 * safe)) / (1 + z**2 / safe)
-    # The max keeps rounding under the root from going below 0 when share is 0 or 1.
+    # Rounding may make the radicand negative if share is 0 or 1.
     spread = np.sqrt(np.maximum(share * (1 - share), 0.0) / safe + z**2 / (4 * safe**2))
     half = z / (1 + z**2 / safe) * spread
     low = np.where(share <= 0, 0.0, np.maximum(centre - half, 0.0))
@@ -100,7 +100,7 @@ def combine_limits(values: Array, low: Array, high: Array, correlation: Array | 
     """Interval for the mean of values whose own intervals are known; independent by default.
 
     Half-widths combine as standard errors do. The skewness of a mean falls with the number of independent parts, so the
-    shift of the limits is divided by it: plain MOVER, which does not, missed 6% on one side with six classes at n=200.
+    shift of the limits is divided by it: plain MOVER, which doesn't, missed 6% on one side with six classes at n=200.
     """
     matrix = np.eye(len(values)) if correlation is None else correlation
     half, shift = (high - low) / 2, (high + low) / 2 - values
@@ -112,7 +112,7 @@ def combine_limits(values: Array, low: Array, high: Array, correlation: Array | 
 
 
 def effective_limits(value: float, variance: float, *, rows: float) -> Limits:
-    """Wilson's interval at the n whose binomial variance is `variance`; at 0 or 1, where that says nothing, at `rows`."""
+    """Wilson's interval at the n whose binomial variance is `variance`; at 0 or 1, where the variance is 0, at `rows`."""
     inside = 1e-12 < value < 1 - 1e-12 and variance > 0
     return wilson_pair(value, value * (1 - value) / variance if inside else rows)
 
@@ -235,7 +235,7 @@ def r2_limits(references: Array, predictions: Array, value: float) -> Limits | N
         return None
     unexplained = float(errors.mean() / references.var())
     error, spread = errors / errors.mean(), (references - references.mean()) ** 2 / references.var()
-    # A row far out pulls both sums: divided by what it leaves to the others, as in `pearson_limits`.
+    # An outlier affects both sums: divide by what it leaves to the other rows, as in `pearson_limits`.
     influence = (error - spread) / (1 - np.minimum((error + spread) / n, 0.5))
     half = t_quantile(n - 1) * math.sqrt(float((influence**2).sum()) / (n * (n - 2)))
     return 1 - unexplained * math.exp(half), 1 - unexplained * math.exp(-half)

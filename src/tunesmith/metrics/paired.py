@@ -1,4 +1,4 @@
-"""Two sets of predictions for the same rows: is one better, or is there no evidence of it?
+"""Compare two sets of predictions for the same rows.
 
 Accuracy: McNemar's exact test. Any other metric: rows swapped at random between the two (a permutation test, which keeps
 its level at any n) for the p value, rows drawn with replacement (paired bootstrap) for the interval.
@@ -18,13 +18,13 @@ from tunesmith.metrics.intervals import Array, Z
 from tunesmith.metrics.table import Metric, Rows, Scale, make_rows, metric_of
 
 ROW_DRAWS = 10_000_000
-"""Row draws spent on metrics that are not counts: 2,000 resamples up to 5,000 rows, never under 100."""
+"""Budget of row draws for metrics that are not counts: 2,000 resamples up to 5,000 rows, never under 100."""
 LEVEL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class PairedResult:
-    """`difference` is B minus A. All numbers are None where the metric is not defined on these rows."""
+    """`difference` is B minus A. All numbers are None if the metric is undefined on these rows."""
 
     metric: str
     value_a: float | None
@@ -69,7 +69,7 @@ def compare_predictions(
         low, high, p_value = _resample(chosen, rows_a, rows_b, value_b - value_a, seed, resamples)
         method = "permutation test, paired bootstrap interval"
     difference = value_b - value_a
-    if p_value > LEVEL:  # A reader compares the interval with 0: it must not contradict the test.
+    if p_value > LEVEL:  # Readers compare the interval with 0, so it must not contradict the test.
         low, high = min(low, 0.0), max(high, 0.0)
     return PairedResult(name, value_a, value_b, difference, low, high, p_value, len(rows_a), method)
 
@@ -102,7 +102,7 @@ def _resample(
         count = int(np.clip(ROW_DRAWS // len(a), 100, resamples))
         drawn, swapped = _resample_rows(metric, a, b, random, count)
     drawn, swapped = drawn[np.isfinite(drawn)], swapped[np.isfinite(swapped)]
-    # The observed labelling is one of the permutations: p is never 0. The slack is for sums in another order.
+    # The observed labeling is one of the permutations: p is never 0. The tolerance allows for different orders of summation.
     p_value = (1 + int((np.abs(swapped) >= abs(difference) - 1e-12).sum())) / (len(swapped) + 1)
     low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (difference, difference)
     if p_value <= LEVEL and low <= 0 <= high:  # the bound on the side of 0 is then that of the test
@@ -114,7 +114,7 @@ def _resample(
 def _resample_cells(
     metric: Callable[[Array], Array], a: Rows, b: Rows, random: np.random.Generator, resamples: int
 ) -> tuple[Array, Array]:
-    """Only the counts of (true, A, B) matter, so the cost does not grow with n."""
+    """Depends only on the counts of (true, A, B), so the cost doesn't grow with n."""
     k = int(max(a.references.max(), a.decisions.max(), b.decisions.max(), 1)) + 1
     cells, counts = np.unique((a.references * k + a.decisions) * k + b.decisions, return_counts=True)
     true, ours, theirs = cells // k**2, cells // k % k, cells % k

@@ -36,7 +36,7 @@ IGNORED_LABELS = (UNLABELLED, -100)
 class Rows:
     """Labeled examples only. `decisions` are ids, 0/1 vectors or predicted values; `probabilities` is None without scores.
 
-    `sound` is False when a score is NaN: no metric is then a fact.
+    `sound` is False if a score is NaN; metrics are then undefined.
     """
 
     references: Array
@@ -49,7 +49,7 @@ class Rows:
 
 
 def to_numpy(values: Any) -> Array:
-    """An array of numbers from a list, an array or a tensor of any device (duck-typed: torch is not imported)."""
+    """Return an array of numbers from a list, an array or a tensor of any device (duck-typed: torch is not imported)."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         if "bfloat16" in str(getattr(values, "dtype", "")):
@@ -69,7 +69,7 @@ def make_rows(
     thresholds: Sequence[float] | None = None,
     decisions: Any = None,
 ) -> Rows:
-    """Rows with a label, in input order. Lengths, shapes and label ranges that do not fit are a DataError.
+    """Return rows with a label, in input order. Lengths, shapes and label ranges that do not fit are a DataError.
 
     `decisions` are the predicted labels of the examples, all labeled, if they are not those with the largest score.
     """
@@ -175,7 +175,7 @@ def _ids(array: Array, what: str) -> Array:
 
 
 AP_WORK = 8_000_000
-"""Row draws spent on the standard error of average precision: 400 resamples up to 20,000 rows, never under 80."""
+"""Budget of row draws for the standard error of average precision: 400 resamples up to 20,000 rows, never under 80."""
 
 
 def confusion_matrix(references: Array, decisions: Array, *, num_classes: int | None = None) -> Array:
@@ -295,7 +295,7 @@ def auroc_parts(positive: Array, score: Array) -> tuple[float, Array]:
     own[positive], own[~positive] = mean_ranks(score[positive]), mean_ranks(score[~positive])
     placement = np.where(positive, (ranks - own) / n, 1.0 - (ranks - own) / m)
     area = float(placement[positive].mean())
-    # m-1, n-1: the variance without bias, which shows at 50 positives.
+    # m-1, n-1: the unbiased variance, which matters with 50 positives.
     scale = np.where(positive, m * max(m - 1, 1), n * max(n - 1, 1))
     return area, (placement - area) / np.sqrt(scale)
 
@@ -344,7 +344,7 @@ def f1_micro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
 def f1_macro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
     """Mean F1 of the labels true or predicted at least once, and each row's influence.
 
-    scikit-learn counts a label that is neither as 0; a label without evidence is ignored here.
+    scikit-learn counts a label that is neither as 0; here it is ignored.
     """
     hits = 2.0 * (references & decisions)
     total = references + decisions
@@ -378,7 +378,7 @@ def r2(references: Array, predictions: Array) -> float:
 
 
 Interval = Callable[[Rows, float], Limits | None]
-"""Rows and value -> limits; None where the rows are too few or constant."""
+"""Rows and value -> limits; None if the rows are too few or constant."""
 CountLimits = Callable[[Array, float], Limits]
 WithInfluence = Callable[[Rows], tuple[float, Array]]
 
@@ -397,16 +397,16 @@ class Metric:
     value: Callable[[Rows], float]
     interval: Interval
     method: str
-    """How the interval is made, as reported."""
+    """Method of the interval, as reported."""
     greater_is_better: bool = True
     aliases: tuple[str, ...] = ()
     of_counts: Callable[[Array], Array] | None = None
     """The value from confusion matrices (..., k, k), if it depends only on them."""
     counts_right_rows: bool = False
-    """It is the share of rows that are right: two models are then compared by McNemar's test."""
+    """True for the share of correct rows: two models are then compared by McNemar's test."""
 
     def measure(self, rows: Rows) -> float | None:
-        """The value, or None where these rows do not define it."""
+        """Return the value, or None if it is undefined on these rows."""
         value = self.value(rows) if len(rows) and rows.sound else math.nan
         return value if math.isfinite(value) else None
 
@@ -418,7 +418,7 @@ class Metric:
         found = self.interval(rows, value)
         if found is None:
             return Score(value, None, None, len(rows), "none: too few or constant rows")
-        # Rounding may leave a limit a hair on the wrong side of the value.
+        # Rounding may put a limit slightly on the wrong side of the value.
         return Score(value, min(found[0], value), max(found[1], value), len(rows), self.method)
 
 
@@ -613,7 +613,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 LOWER_IS_BETTER = ("loss", "mse", "rmse", "mae", "brier", "ece", "error")
-"""Names, or endings of names, of metrics that are not in the table and where a smaller value is the better one."""
+"""Names, or endings of names, of metrics outside of the table for which smaller is better."""
 
 DEFAULTS: dict[Task, tuple[str, ...]] = {
     Task.BINARY: ("accuracy", "f1", "precision", "recall", "f1_macro", "matthews_correlation", "auroc"),
@@ -642,17 +642,17 @@ GLUE: dict[str, tuple[Task, tuple[str, ...]]] = {
 
 
 def metric_names(task: Task | None = None) -> tuple[str, ...]:
-    """The metrics of a task, or of any."""
+    """Return the metrics of a task, or of all tasks."""
     return tuple(dict.fromkeys(m.name for m in METRICS if task is None or task in m.tasks))
 
 
 def metric_aliases() -> dict[str, str]:
-    """Other spellings -> the name a metric is reported under."""
+    """Alias -> name under which a metric is reported."""
     return {alias: m.name for m in METRICS for alias in m.aliases}
 
 
 def canonical_name(name: str) -> str:
-    """The key a metric is reported under: aliases resolved, an `eval_`, `test_` or `predict_` prefix taken off."""
+    """Return the key of a metric: aliases resolved, without the prefix `eval_`, `test_` or `predict_`."""
     plain = name.strip().lower().replace("-", "_")
     for prefix in ("eval_", "test_", "predict_"):
         plain = plain.removeprefix(prefix)
@@ -660,7 +660,7 @@ def canonical_name(name: str) -> str:
 
 
 def greater_is_better(name: str) -> bool:
-    """Whether a larger value is the better one; a name that is not in the table is judged by its ending."""
+    """Return whether larger is better; names outside of the table are judged by their ending."""
     for metric in METRICS:
         if metric.name == name:
             return metric.greater_is_better
@@ -668,7 +668,7 @@ def greater_is_better(name: str) -> bool:
 
 
 def metric_of(name: str, task: Task) -> Metric:
-    """The metric of this name (or alias) for this task; any other name is a ConfigError."""
+    """Return the metric with this name or alias for this task; other names are a ConfigError."""
     plain, known = canonical_name(name), metric_names(task)
     for metric in METRICS:
         if metric.name == plain and task in metric.tasks:
@@ -683,7 +683,7 @@ def metric_of(name: str, task: Task) -> Metric:
 
 
 def resolve_glue(name: str) -> tuple[Task, tuple[str, ...]]:
-    """Task and metric names of a GLUE task; `sst-2`, `STS-B`, `mnli-mm` are understood."""
+    """Return task and metric names of a GLUE task; `sst-2`, `STS-B`, `mnli-mm` are understood."""
     plain = name.strip().lower().replace("-", "_")
     plain = {"sst_2": "sst2", "sts_b": "stsb", "mnli_m": "mnli_matched", "mnli_mm": "mnli_mismatched"}.get(plain, plain)
     if plain not in GLUE:
@@ -694,7 +694,7 @@ def resolve_glue(name: str) -> tuple[Task, tuple[str, ...]]:
 
 
 OF_ONE_CLASS = ("f1", "precision", "recall", "average_precision")
-"""Metrics of two classes that are only about label 1."""
+"""Binary metrics that refer to label 1 only."""
 
 logger = logging.getLogger(__name__)
 
@@ -722,16 +722,16 @@ class Suite:
 
     @property
     def metric_for_best_model(self) -> str:
-        """The metric a run is judged by unless another is named: the first one."""
+        """Return the default metric for the best checkpoint: the first one."""
         return self.names[0]
 
     def greater_is_better(self, name: str) -> bool:
-        """Whether more is better; `loss` and any alias or `eval_` prefix are understood. Unknown names are a ConfigError."""
+        """Return whether larger is better; accepts `loss`, aliases and the prefix `eval_`. Unknown names are a ConfigError."""
         plain = canonical_name(name)
         return plain != "loss" and metric_of(plain, self.task).greater_is_better
 
     def compute(self, predictions: Any = None, references: Any = None) -> dict[str, float | None]:
-        """Metric -> value, over what was added and what is given here; forgets the added rows, as `evaluate` does."""
+        """Return metric -> value over the added rows and those passed here; forgets the added rows, as `evaluate` does."""
         rows = self._take(predictions, references)
         return {name: metric.measure(rows) for name, metric in self.metrics.items()}
 
@@ -742,14 +742,14 @@ class Suite:
         *,
         decisions: Any = None,
     ) -> dict[str, Score]:
-        """Metric -> value with n and interval, over the same rows as `compute`; `decisions` as in `make_rows`."""
+        """Return metric -> value with n and interval, over the same rows as `compute`; `decisions` as in `make_rows`."""
         rows = self._take(predictions, references)
         rows = rows if decisions is None else replace(rows, decisions=to_numpy(decisions))
         found = {name: metric.score(rows) for name, metric in self.metrics.items()}
         return {k: replace(v, of=self.positive_name) if k in OF_ONE_CLASS else v for k, v in found.items()}
 
     def add_batch(self, *, predictions: Any, references: Any) -> None:
-        """Remember rows. Shapes that do not fit are refused here, not at the end."""
+        """Add rows. Shapes that don't match are refused immediately."""
         batch, expected = to_numpy(predictions), to_numpy(references)
         make_rows(batch, expected, task=self.task, scores=self.scores, thresholds=self.thresholds)
         if len(batch):
@@ -779,9 +779,9 @@ def make_suite(
     positive_name: str | None = None,
     thresholds: Sequence[float] | None = None,
 ) -> Suite:
-    """The metrics of a task: `names` if given, else those of the GLUE task, else the usual ones. First = the one to judge by.
+    """Return the metrics of a task: `names` if set, else those of the GLUE task, else the usual ones, main metric first.
 
-    `positive_name` is what label 1 is called: scores of only that class carry the name. `thresholds` as in a LabelMap.
+    `positive_name` is the name of label 1, for scores that refer to that class. `thresholds` as in a LabelMap.
     """
     chosen: Sequence[str] = DEFAULTS[task]
     if glue_task is not None:

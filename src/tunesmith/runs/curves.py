@@ -1,4 +1,4 @@
-"""A run folder, a journal or events in memory -> `Curves`: raw values by step and by epoch.
+"""Turns a run folder, an event log or events in memory into `Curves`: raw values by step and by epoch.
 
 Steps that a resumed run repeated count once. Smoothing and thinning are views and are never stored.
 """
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """One curve. The arrays have one length, steps ascend, NaN is a gap."""
+    """One curve: arrays of equal length with ascending steps; NaN is a gap."""
 
     name: str
     step: NDArray[np.int64]
@@ -35,13 +35,13 @@ class Series:
         return len(self.step)
 
     def finite(self) -> Series:
-        """The points that are not gaps."""
+        """Return the points that are not gaps."""
         return self._at(np.isfinite(self.value))
 
     def smoothed(self, window: int | None = None) -> Series:
-        """A centred mean over about `window` steps (default: 1/25 of the curve, 25 if it is short): nothing moves in time.
+        """Return a centered mean over about `window` steps (default: 1/25 of the curve, 25 if it is short).
 
-        Three running means, O(n): close to a Gaussian. Gaps stay gaps and do not pull on their neighbors.
+        Three running means, O(n), approximate a Gaussian. Gaps stay gaps and don't affect adjacent points.
         """
         usual = max(len(self) // 25, min(len(self) // 5, 25))
         width = max(1, usual if window is None else window)
@@ -51,7 +51,7 @@ class Series:
         return Series(self.name, self.step, self.epoch, np.where(np.isfinite(self.value), value, np.nan))
 
     def thinned(self, points: int) -> Series:
-        """At most about `points` points that keep every bucket's lowest and highest value: no spike is lost."""
+        """Return about `points` points that keep the lowest and highest value of every bucket, so that no spike is lost."""
         if len(self) <= points:
             return self
         edges = np.linspace(0, len(self), max(1, points // 2) + 1).astype(int)
@@ -66,7 +66,7 @@ class Series:
         return self._at(np.array(sorted(keep)))
 
     def best(self) -> tuple[int, float] | None:
-        """(step, value) of the best point, the earliest of equals; None when every point is a gap."""
+        """Return (step, value) of the best point, the earliest of equals; None if every point is a gap."""
         good = self.finite()
         if not len(good):
             return None
@@ -78,12 +78,12 @@ class Series:
 
 
 def _running_mean(value: Floats, width: int) -> Floats:
-    """Mean over `width` neighbors (fewer at the ends), gaps left out."""
+    """Return the mean over `width` adjacent points (fewer at the ends), without gaps."""
     good = np.isfinite(value)
     total = np.concatenate([[0.0], np.cumsum(np.where(good, value, 0.0))])
     count = np.concatenate([[0], np.cumsum(good)])
     at = np.arange(len(value))
-    # Near an end the window shrinks from both sides, or a one-sided mean would bend the curve; not to nothing, or the
+    # Near an end the window shrinks on both sides, because a one-sided mean would bend the curve; but not to 0, because the
     # line would end in one raw point.
     half = np.maximum(np.minimum(width // 2, np.minimum(at, len(value) - 1 - at)), width // 6)
     low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(value))
@@ -104,46 +104,46 @@ class Curves:
     evaluations: dict[str, dict[str, Series]]
     """split -> metric -> curve; splits are "validation", "train_sample" and a user's own."""
     rows: dict[str, int] = field(default_factory=dict)
-    """split -> number of rows evaluated."""
+    """split -> number of evaluated rows."""
     num_steps: int = 0
     steps_per_epoch: float = 0.0
     train_rows: int = 0
     tracked_metric: str | None = None
-    """The metric by which the run itself chose its best checkpoint."""
+    """The metric that selected the best checkpoint of the run."""
     resumed_at: tuple[int, ...] = ()
     non_finite: tuple[int, ...] = ()
     """Steps whose update was not applied because something was NaN or infinite."""
     ended: str | None = None
     """Why the run ended; None while it runs or when it was killed."""
     times: tuple[float, float] = (0.0, 0.0)
-    """When it first started and when it ended, in seconds since 1970; 0 where the journal does not say."""
+    """First start and end, in seconds since 1970; 0 if the event log doesn't contain them."""
     row_texts: dict[str, dict[int, str]] = field(default_factory=dict)
-    """split -> step -> each row's loss and prediction, as `metrics/row_evidence.py` wrote them."""
+    """split -> step -> each row's loss and prediction, as `metrics/evidence.py` wrote them."""
 
     @property
     def last_step(self) -> int:
-        """The last step the journal knows of."""
+        """Return the last step in the event log."""
         ends = [int(s.step[-1]) for s in (self.train_loss, *self._evaluated()) if len(s)]
         return max(ends, default=0)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Metrics of the validation split (of any split, if there is none), loss first."""
+        """Return the metrics of the validation split (of any split, if there is none), loss first."""
         source = self.evaluations.get("validation") or {k: v for s in self.evaluations.values() for k, v in s.items()}
         return tuple(sorted(source, key=lambda name: name != "loss"))
 
     def metric(self, split: str, name: str) -> Series:
-        """The curve of one metric on one split; empty when it was never evaluated."""
+        """Return the curve of a metric on a split; empty if it was never evaluated."""
         return self.evaluations.get(split, {}).get(name) or empty_series(name)
 
     def main_metric(self) -> str | None:
-        """The metric worth a panel next to the loss: the tracked one, else the best known, else the first."""
+        """Return the metric to draw next to the loss: the tracked one, else the best known, else the first."""
         names = [n for n in self.metric_names if n != "loss"]
         wanted = (self.tracked_metric, "accuracy", "f1", "macro_f1", "f1_macro", "pearson", "mse")
         return next((n for n in wanted if n in names), names[0] if names else None)
 
     def best(self) -> tuple[str, int, float] | None:
-        """(metric, step, value) of the best evaluation by the tracked metric, else by validation loss."""
+        """Return (metric, step, value) of the best evaluation by the tracked metric, else by validation loss."""
         for name in (self.tracked_metric, "loss", self.main_metric()):
             found = self.metric("validation", name).best() if name else None
             if name and found:
@@ -160,7 +160,7 @@ def empty_series(name: str) -> Series:
 
 
 def load_curves(run: str | Path) -> Curves:
-    """The curves of a run folder (or of a journal file), named after the folder."""
+    """Load the curves of a run folder (or of an event log), named after the folder."""
     path = Path(run)
     if path.is_file():
         return build_curves(read_columns(path), name=path.resolve().parent.name)
@@ -169,12 +169,12 @@ def load_curves(run: str | Path) -> Curves:
 
 
 def curves_from_events(events: Iterable[Event], *, name: str = "run") -> Curves:
-    """The curves of events in memory, in the order they happened."""
+    """Return the curves of events in memory, in chronological order."""
     return build_curves(columns_of(list(events)), name=name)
 
 
 def build_curves(columns: JournalColumns, *, name: str) -> Curves:
-    """Everything the journal says, as arrays."""
+    """Return the content of the event log as arrays."""
     going_back = [(line, e.step) for line, e in columns.others if isinstance(e, (RunStarted, Resumed))]
     steps = _kept_steps(columns.steps, going_back)
     events = [e for line, e in columns.others if not any(at > line and back < e.step for at, back in going_back)]
@@ -184,7 +184,7 @@ def build_curves(columns: JournalColumns, *, name: str) -> Curves:
     evaluated = [e for e in events if isinstance(e, Evaluated)]
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds = np.where(steps["seconds"] > 0, steps["seconds"], np.nan)
-        tokens = np.where(steps["tokens"] > 0, steps["tokens"], np.nan) / seconds  # other writers do not count them
+        tokens = np.where(steps["tokens"] > 0, steps["tokens"], np.nan) / seconds  # other writers don't count tokens
         examples = steps["examples"] / seconds
 
     def series(label: str, value: NDArray[Any]) -> Series:
@@ -220,12 +220,12 @@ def _row_texts(events: list[Event]) -> dict[str, dict[int, str]]:
 
 
 def _kept_steps(steps: dict[str, NDArray[Any]], going_back: list[tuple[int, int]]) -> dict[str, NDArray[Any]]:
-    """A run that resumed at step s wrote again what came after s: of each step the last entry counts."""
+    """A run that resumed at step s repeats the steps after s; the last entry of each step counts."""
     keep = np.ones(len(steps["step"]), dtype=bool)
     for line, step in going_back:
         keep &= (steps["line"] > line) | (steps["step"] <= step)
     kept = {name: values[keep] for name, values in steps.items()}
-    if len(kept["step"]) and np.any(np.diff(kept["step"]) <= 0):  # another writer, without Resumed
+    if len(kept["step"]) and np.any(np.diff(kept["step"]) <= 0):  # a different writer, without Resumed events
         _, last = np.unique(kept["step"][::-1], return_index=True)
         kept = {name: values[::-1][last] for name, values in kept.items()}
     return kept

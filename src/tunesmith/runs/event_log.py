@@ -55,16 +55,16 @@ MAX_LINE = 1_000_000
 """The longest lines that we write are those of `RowsEvaluated`, some ten thousand bytes."""
 
 _STEP_DONE, _RESUMED = b'{"event": "StepDone", "step": ', b'{"event": "Resumed", "step": '
-"""How `encode_event` begins a StepDone line: lets a million of them be told apart without parsing."""
+"""Start of a StepDone line, which identifies it without parsing."""
 
 
 def encode_event(event: Event) -> bytes:
-    """The line of one event, newline included. Pure ASCII: no text in the data can break a line."""
+    """Return the line of an event with its newline. Pure ASCII: no text in the data can break a line."""
     return json.dumps(to_json(event), allow_nan=False).encode("ascii") + b"\n"
 
 
 class Journal:
-    """The writing end. One process writes a journal at a time, the one that holds the lock of the run folder."""
+    """The writer. Only the process with the lock of the run folder writes."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -73,19 +73,19 @@ class Journal:
         _drop_cut_line(self._file, self.path)
 
     def append(self, event: Event) -> None:
-        """Writes one line and flushes it, so that it survives the end of this process."""
+        """Write one line and flush it, so that it survives the end of this process."""
         if isinstance(event, SafePoint):
             return
         self._file.write(encode_event(event))
         self._file.flush()
 
     def fsync(self) -> None:
-        """Everything appended so far survives a power failure, too."""
+        """Sync the file, so that everything appended so far survives a power failure."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def settle(self) -> None:
-        """`fsync` before a checkpoint is published; a ResourceError when the file no longer stands at its path."""
+        """`fsync` before a checkpoint is published; a ResourceError if the file is no longer at its path."""
         try:
             self.fsync()
         except OSError as error:
@@ -93,7 +93,7 @@ class Journal:
         require_same(self.path, os.fstat(self._file.fileno()))
 
     def close(self) -> None:
-        """Syncs the journal to disk and closes it. It may be called twice."""
+        """Sync the event log to disk and close it. May be called twice."""
         if not self._file.closed:
             try:
                 self.fsync()
@@ -118,7 +118,7 @@ def open_journal(path: Path, event: RunStarted | Resumed) -> tuple[Journal, list
 
 
 def is_journal(path: Path) -> bool:
-    """Whether this is a plain file that a tunesmith run wrote, damaged or not, or an empty one."""
+    """Return whether this is a plain file that a tunesmith run wrote (damaged or not), or an empty one."""
     try:
         with open(open_regular(path, follow=False), "rb") as file:
             start = file.read(1 << 16)
@@ -128,13 +128,13 @@ def is_journal(path: Path) -> bool:
 
 
 def require_journal(path: Path) -> None:
-    """A ResourceError when there is something other than our event log here."""
+    """Raise a ResourceError if this is not our event log."""
     if kind_of(path) is not None and not is_journal(path):
         raise in_the_way(path, "is not a journal that tunesmith wrote, so it is neither replaced nor added to")
 
 
 def drop_cut_line(path: Path) -> int:
-    """Removes the text after the last newline; returns the number of bytes removed."""
+    """Remove the text after the last newline; return the number of bytes removed."""
     if not path.exists():
         return 0
     with open(open_in_place(path), "r+b") as file:
@@ -168,9 +168,9 @@ def _end_of_last_line(file: BinaryIO, path: Path, size: int) -> int:
 def truncate_journal(path: str | Path, step: int) -> int:
     """Drop everything after the safe point of `step`, in one atomic rename; return the number of lines dropped.
 
-    Kept: events with `event.step <= step`, so that the run that resumes there writes the rest again, once. Two exceptions:
+    Kept: events with `event.step <= step`, so that a resumed run writes the rest again, once. Two exceptions:
     `EpochStarted(step=step)`, which begins the next epoch, and every `RunEnded`. With `step` 0, only RunStarted, Resumed and Note
-    of step 0 stay. A log that ends before `step` is a CheckpointError: its steps would be missing from then on.
+    of step 0 stay. A log that ends before `step` is a CheckpointError: its steps would be missing.
     """
     path = Path(path)
     if not path.exists():
@@ -207,12 +207,12 @@ def _survives(line: bytes, step: int, *, where: str) -> bool:
 
 
 def read_journal(path: str | Path) -> list[Event]:
-    """All events, in the order written. A cut last line is left out; a damaged line elsewhere is a CheckpointError."""
+    """Yield all events in order. An incomplete last line is skipped; a damaged line elsewhere is a CheckpointError."""
     return list(parse_events(read_bytes(path), path))
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The journal as it is, with a last line that was cut. An absent one is a FileNotFoundError."""
+    """Open the event log unchanged, with an incomplete last line. A missing one is a FileNotFoundError."""
     try:
         return read_plain(path, MAX_BYTES, follow=True)
     except BadFile as error:
@@ -220,7 +220,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def first_event(path: str | Path) -> Event | None:
-    """The event of the first line; None when there is no whole line, or the event is of a newer version."""
+    """Return the first event; None if there is no complete line or the event is of a newer version."""
     try:
         with open_plain(path, follow=True) as file:
             line = file.readline(MAX_LINE)
@@ -230,7 +230,7 @@ def first_event(path: str | Path) -> Event | None:
 
 
 def parse_events(data: bytes, path: str | Path, *, first_line: int = 1) -> Iterator[Event]:
-    """The events of whole lines; the text after the last newline is being written, or was cut by a kill."""
+    """Yield the events of complete lines; text after the last newline is being written or was truncated by a kill."""
     end = data.rfind(b"\n") + 1
     for number, line in enumerate(data[:end].splitlines(), start=first_line):
         event = decode_line(line, where=f"{path}:{number}")
@@ -241,7 +241,7 @@ def parse_events(data: bytes, path: str | Path, *, first_line: int = 1) -> Itera
 
 
 def decode_line(line: bytes, *, where: str) -> Event | None:
-    """The event of a line; None for an event of a newer version, which is left out with a log line."""
+    """Return the event of a line; None for an event of a newer version, which is logged."""
     if len(line) > MAX_LINE:
         raise _damage(where, f"a line of {len(line):,} bytes")
     try:
@@ -261,7 +261,7 @@ def _damage(where: str, what: str) -> CheckpointError:
 FLOATS = ("epoch", "loss", "grad_norm", "learning_rate", "seconds")
 INTEGERS = ("step", "examples", "tokens", "padded_tokens")
 MOST_BYTES = 64_000_000
-"""Bytes that `ColumnsTail` reads line by line in one poll; what is left waits for the next."""
+"""Bytes that `ColumnsTail` reads line by line per poll; the rest waits for the next one."""
 HEAD = 4096
 SPARK_POINTS = 40
 
@@ -270,7 +270,7 @@ _LOSS = re.compile(rb'"event": "StepDone", [^\n]{,400}?"loss": (-?\d{1,20}(?:\.\
 
 @dataclass(frozen=True, slots=True)
 class JournalColumns:
-    """`steps[name]` holds one value per StepDone (NaN for null); `steps["line"]` and `others` give the order."""
+    """`steps[name]` has one value per StepDone (NaN for null); `steps["line"]` and `others` give the order."""
 
     steps: dict[str, NDArray[Any]]
     others: list[tuple[int, Event]]
@@ -282,7 +282,7 @@ def read_columns(path: str | Path) -> JournalColumns:
 
 
 def columns_of(events: list[Event], first: int = 0) -> JournalColumns:
-    """Columns of events in memory, the first of which has the line number `first`."""
+    """Return columns of events in memory; the first one has the line number `first`."""
     numbered = list(enumerate(events, start=first))
     done = [(line, e) for line, e in numbered if isinstance(e, StepDone)]
     steps: dict[str, NDArray[Any]] = {
@@ -295,7 +295,7 @@ def columns_of(events: list[Event], first: int = 0) -> JournalColumns:
 
 
 class ColumnsTail:
-    """The live reading end: follows a journal that another process writes, also across a truncation."""
+    """A live reader: follows an event log that another process writes, also across a truncation."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -303,7 +303,7 @@ class ColumnsTail:
         self._offset, self._lines, self._inode = 0, 0, 0
 
     def poll(self) -> bool:
-        """Reads what was appended since the last call; gives whether there is anything. A line being written waits."""
+        """Read what was appended since the last call; return whether there is anything. Incomplete lines wait."""
         try:
             with open_plain(self.path) as file:
                 info = os.fstat(file.fileno())
@@ -313,7 +313,7 @@ class ColumnsTail:
                     data = file.read(MOST_BYTES)
         except BadFile as error:
             raise CheckpointError(str(error), where=str(self.path)) from None
-        if old is None:  # the first time, or truncated or replaced by a resumed run
+        if old is None:  # first call, or truncated or replaced by a resumed run
             data = read_bytes(self.path)
             self.columns = columns_of(list(parse_events(data, self.path)))
             self._inode, self._offset, self._lines = info.st_ino, 0, 0
@@ -329,7 +329,7 @@ class ColumnsTail:
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """What the ends of an event log tell. `score` is the newest validation score; `spark` a few losses of the whole run."""
+    """Facts from both ends of an event log. `score` is the latest validation score; `spark` has a few losses of the run."""
 
     num_steps: int = 0
     step: int = 0
@@ -342,7 +342,7 @@ class Peek:
 
 
 def peek_journal(path: Path) -> Peek:
-    """Facts from both ends, read in about a millisecond: an absent event log has none, an unreadable one a problem."""
+    """Read facts from both ends in about a millisecond; a missing event log has none, an unreadable one has a problem."""
     try:
         with open_plain(path) as file:
             head, size = file.readline(HEAD), os.fstat(file.fileno()).st_size

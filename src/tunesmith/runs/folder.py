@@ -1,7 +1,7 @@
-"""Every path of a run, whether a run may write there, and its JSON files: no other file spells a file name of the run folder.
+"""The paths of a run folder, whether a run may write there, and its JSON files. All file names are defined here.
 
-A JSON file may be absent; where it is there, every known value has its type. One process at a time may write to a run folder: the
-kernel drops its lock with the holder, so it is never stale.
+A JSON file may be missing; if it exists, the types of all known values are checked. A lock lets one process write; the
+kernel releases it when that process ends, so it is never stale.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ READERS_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that holds a run folder's lock, as it wrote it there."""
+    """The owner of a lock, as stored in the lock file."""
 
     pid: int
     host: str
@@ -58,7 +58,7 @@ class Holder:
 
 
 class RunLock:
-    """Held as a context manager; a second holder gets a ResourceError that names the first one's process and host."""
+    """A context manager; a second process gets a ResourceError that names the first one's process and host."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -99,7 +99,7 @@ class RunLock:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Releases the lock. It may be called twice."""
+        """Release the lock. May be called twice."""
         if self._descriptor in _held:
             _held.discard(self._descriptor)
             os.close(self._descriptor)
@@ -110,7 +110,7 @@ class RunLock:
 
 
 def _require_own(descriptor: int, file: Path) -> None:
-    """A ResourceError for a file of that name that is not the lock of a run."""
+    """Raise a ResourceError if a file of that name is not the lock of a run."""
     held = os.pread(descriptor, 4096, 0)
     if held and not held.startswith(b'{"pid": '):
         os.close(descriptor)
@@ -118,14 +118,14 @@ def _require_own(descriptor: int, file: Path) -> None:
 
 
 def _lock_alone(descriptor: int) -> None:
-    """Takes the exclusive lock. It waits for readers that test the lock for a moment; a holder is a BlockingIOError."""
+    """Take the exclusive lock. Waits briefly for readers that test the lock; a BlockingIOError if it is taken."""
     until = time.monotonic() + READERS_SECONDS
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises where one process holds it alone
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises if another process has the exclusive lock
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             if time.monotonic() > until:
                 raise
@@ -134,7 +134,7 @@ def _lock_alone(descriptor: int) -> None:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Waits until no other process holds the lock of this file, and holds it: for a moment, around a small change."""
+    """Wait for the lock of this file and take it for a small change."""
     descriptor = open_in_place(file)
     _held.add(descriptor)
     try:
@@ -159,7 +159,7 @@ def is_lock(file: Path) -> bool:
 
 
 def open_lock(file: Path) -> int | None:
-    """A descriptor of a lock file to be tested; None when there is none."""
+    """Open a lock file for a test; None if there is none."""
     try:
         return os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -167,7 +167,7 @@ def open_lock(file: Path) -> int | None:
 
 
 def read_holder(file: Path) -> str | None:
-    """Who holds the lock of a run now, in words; None when it is free."""
+    """Describe the process that has the lock of a run; None if it is free."""
     descriptor = open_lock(file)
     if descriptor is None:
         return None
@@ -177,7 +177,7 @@ def read_holder(file: Path) -> str | None:
 
 
 def is_held(descriptor: int) -> bool:
-    """Whether a process holds the exclusive lock: tries to take a shared lock and releases it at once."""
+    """Return whether a process has the exclusive lock: take a shared lock and release it immediately."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
@@ -187,7 +187,7 @@ def is_held(descriptor: int) -> bool:
 
 
 def noted_holder(descriptor: int) -> Holder | None:
-    """The process that is noted in a lock file, whether or not it still holds it."""
+    """Return the process in a lock file, whether or not it still has the lock."""
     try:
         data = parse_json(os.pread(descriptor, 4096, 0))
         return Holder(int(data["pid"]), str(data["host"]))
@@ -210,13 +210,13 @@ os.register_at_fork(after_in_child=_close_in_child)
 SEARCH_RESULT = "search.json"
 BEST_RESULT = "best.json"
 BEST_OPTIONS = Path("tries") / "run.yaml"
-"""The options that a run of `--recipe best` was started with: run.yaml has those of its last model."""
+"""The options with which `--recipe best` was started; run.yaml has those of its last model."""
 _ELSEWHERE = "Set --output_dir to a new or empty folder."
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
 class RunDir:
-    """The paths of one run folder. Nothing is created or read until a method is called for it."""
+    """The paths of a run folder. Nothing is created or read until a method does so."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -243,12 +243,12 @@ class RunDir:
 
     @property
     def result_files(self) -> tuple[Path, ...]:
-        """Files that a run writes at its end, once."""
+        """Files that a run writes once, at its end."""
         return (self.metrics_file, self.predictions_file, self.card_file)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Every file that is written whole: all but the journal and the lock."""
+        """Files that are written in one piece: all but the event log and the lock."""
         return (*self.remade_files, *self.result_files)
 
     @property
@@ -261,15 +261,15 @@ class RunDir:
 
     @property
     def name(self) -> str:
-        """The folder's own name: what a picture or a list of runs calls this run."""
+        """Return the name of the folder, which names the run in plots and lists."""
         return self.path.resolve().name
 
     def checkpoint(self, step: int) -> Path:
-        """The published checkpoint folder of a step, spelled as transformers spells it."""
+        """Return the checkpoint folder of a step, named as in transformers."""
         return self.path / f"checkpoint-{step}"
 
     def checkpoints(self) -> list[Path]:
-        """The published checkpoint folders, oldest step first. Sorted by number, never by name or time."""
+        """Return the checkpoint folders, sorted by step number."""
         if not self.path.is_dir():
             return []
         found = [p for p in self.path.iterdir() if _CHECKPOINT.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
@@ -277,7 +277,7 @@ class RunDir:
 
 
 def checkpoint_step(path: Path) -> int:
-    """The step in a checkpoint folder's name."""
+    """Return the step in a checkpoint folder's name."""
     return int(path.name.removeprefix("checkpoint-"))
 
 
@@ -287,7 +287,7 @@ def trial_folder(search: Path, number: int) -> Path:
 
 
 def best_trial_of(path: str | Path) -> Path:
-    """The best trial of a search folder; any other folder as it is."""
+    """Return the best trial of a search folder; other folders unchanged."""
     folder = Path(path)
     try:
         found = read_json(folder / SEARCH_RESULT)
@@ -298,10 +298,9 @@ def best_trial_of(path: str | Path) -> Path:
 
 
 def open_run(path: str | Path) -> RunDir:
-    """The run folder at `path`, which must hold a journal, or the best trial of a search; a ConfigError says what was found
-    instead."""
+    """Return the run folder at `path`, or the best trial of a search; a ConfigError if there is no event log."""
     run = RunDir(best_trial_of(path))
-    if os.path.lexists(run.journal_file):  # what it is, the reader says
+    if os.path.lexists(run.journal_file):  # the reader checks its content
         return run
     if not run.path.exists():
         parent = run.path.parent
@@ -315,9 +314,9 @@ def open_run(path: str | Path) -> RunDir:
 
 
 def require_own_folder(run: RunDir, inputs: Mapping[str, str | None], *, cache: str | None = None) -> None:
-    """A ResourceError that names what is in the way. `inputs` are the options that name what a run reads.
+    """Raise a ResourceError that names what is in the way. `inputs` are the options that name files to read.
 
-    The folder of caches may lie in the run folder: a start that failed may have left it there.
+    The cache may be in the run folder, where a failed start may have left it.
     """
     try:
         _require_apart(run.path, inputs)
@@ -341,7 +340,7 @@ def require_own_folder(run: RunDir, inputs: Mapping[str, str | None], *, cache: 
 
 
 def end_of(run: RunDir) -> RunEnded | None:
-    """The last event of a finished run; None for a run that can be resumed.
+    """Return the last event of a finished run; None for a run that can be resumed.
 
     A finished run has its model, and its report unless it was trained without one. Checkpoints are removed after the report is
     written: a run that was killed in between still has them, and a resume finishes it.
@@ -368,7 +367,7 @@ def verify_results(run: RunDir) -> None:
 
 
 def require_not_of_a_run(file: Path) -> None:
-    """A ResourceError when a requested output would replace a file of a run."""
+    """Raise a ResourceError if a requested output would replace a file of a run."""
     run = RunDir(file.parent)
     if is_run(run) and file.name in {p.name for p in (*run.files, run.journal_file)}:
         raise ResourceError("is a file of a run", where=str(file), fix="Choose a different name.")
@@ -392,12 +391,12 @@ def is_foreign(run: RunDir, path: Path) -> bool:
 
 
 def _is_debris(run: RunDir, path: Path) -> bool:
-    """What a start leaves that was killed before its first file, and the files of operating systems."""
+    """Leftovers of a start that was killed before its first file, and files of operating systems."""
     return kind_of(path) == "a file" and (path == run.lock_file or path.name in SYSTEM_FILES or is_leftover(path.name))
 
 
 def _require_apart(output: Path, inputs: Mapping[str, str | None]) -> None:
-    """The output folder neither is, contains, nor is in a folder that the run reads."""
+    """Check that the output folder is not, does not contain and is not inside a folder that the run reads."""
     here = output.resolve()
     for name, text in inputs.items():
         if text is None or not Path(text).exists():
@@ -427,17 +426,17 @@ _WORDS = {str: "a text", int: "a whole number from 0", list: "a list", dict: "an
 
 
 def read_summary(file: Path) -> dict[str, Any]:
-    """data_summary.json; empty when it is absent."""
+    """Load data_summary.json; {} if it is missing."""
     return _read(file, SUMMARY)
 
 
 def read_environment(file: Path) -> dict[str, Any]:
-    """environment.json; empty when it is absent."""
+    """Load environment.json; {} if it is missing."""
     return _read(file, ENVIRONMENT)
 
 
 def read_metrics(file: Path) -> dict[str, Any]:
-    """metrics.json, ours or one of another tool; empty when it is absent."""
+    """Load metrics.json, ours or that of another tool; {} if it is missing."""
     return _read(file, {})
 
 
@@ -486,13 +485,13 @@ _FIX = (
 
 
 def package_versions() -> dict[str, str | None]:
-    """Installed versions of the packages a result depends on; None where one is missing."""
+    """Return the installed versions of the packages that a result depends on; None for a missing one."""
     return {name: _version_of(name) for name in PACKAGES.split()}
 
 
 @cache
 def _version_of(name: str) -> str | None:
-    """Read once in a process: a package's metadata is a file of up to 50 kB."""
+    """Return a version, cached: a package's metadata is a file of up to 50 kB."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -500,7 +499,7 @@ def _version_of(name: str) -> str | None:
 
 
 def describe_environment() -> dict[str, Any]:
-    """A JSON-ready description of this process's surroundings."""
+    """Describe the environment of this process, ready for JSON."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -532,7 +531,7 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """Rank and number of ranks; 0 of 1 without a launcher. A ConfigError for variables that make no sense together."""
+    """Rank and number of ranks; 0 of 1 without a launcher. Contradictory variables are a ConfigError."""
     given = os.environ if environ is None else environ
     world = _number(given, "WORLD_SIZE", 1, low=1)
     rank = _number(given, "RANK", 0)

@@ -1,4 +1,4 @@
-"""Folders that are either complete or absent: written aside, hashed, fsynced, then renamed into place.
+"""Folders that are either complete or absent: written to a temporary folder, hashed, fsynced, then renamed.
 
 Order of durability: every file is on disk before MANIFEST.json, the manifest before the rename, the rename before the
 parent folder's fsync. A folder whose manifest verifies is complete; anything else is debris that a sweep removes.
@@ -38,19 +38,19 @@ FORMAT = 1
 RESULTS = "results"
 """The entry in the manifest of model/ with the sha256 of the result files of its run."""
 _ONLY_OURS = ("generators.safetensors", "tunesmith.json")
-"""Names by which our folder is recognized if it lost its manifest."""
+"""File names that identify our folder if its manifest is missing."""
 
 _LEFTOVER = re.compile(
     r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|best|model|\w+\.(?:jsonl?|yaml|md|html|png|svg|parquet)|\.lock)-\d+"
     r"|\.tmp-journal-\w+"
 )
-"""Exactly the names this package writes: an output_dir may hold other people's files."""
+"""Exactly the names that this package writes, because an output_dir may contain other files."""
 
 
 def publish_folder(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any], *, bytes_needed: int = 0) -> None:
-    """Publishes a folder that `fill` writes. On any failure `target` is as it was and nothing is left behind.
+    """Publish a folder that `fill` writes. After a failure, `target` is unchanged and nothing is left behind.
 
-    `fill` may give the sha256 of files it knows, or will know ({name: hex or a future of it}): those are not read again.
+    `fill` may return known SHA-256 hashes ({name: hex or a future of it}); those files are not read again.
     """
     tmp = _aside(target)
     require_own_target(target)
@@ -73,7 +73,7 @@ def publish_folder(target: Path, fill: Callable[[Path], Any], meta: dict[str, An
 
 
 def _publish(tmp: Path, target: Path) -> None:
-    """Renames a sealed folder into place. If the fsync fails, the rename is undone: what is not durable is not published."""
+    """Rename a complete folder into place. If the fsync fails, the rename is undone."""
     old = _aside(target, "old-")
     replaces = target.exists()
     try:
@@ -96,7 +96,7 @@ def _publish(tmp: Path, target: Path) -> None:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether we wrote this folder, intact or damaged: a real folder with our manifest, or one that no longer is JSON."""
+    """Return whether we wrote this folder, intact or damaged: it has our manifest, or one that is no longer JSON."""
     if kind_of(folder) != "a folder":
         return False
     if kind_of(folder / MANIFEST) is None:
@@ -109,13 +109,13 @@ def has_manifest(folder: Path) -> bool:
 
 
 def require_own_target(target: Path) -> None:
-    """A ResourceError when something that we did not write stands where a folder is to be published."""
+    """Raise a ResourceError if something that we didn't write is in place of the folder."""
     if kind_of(target) is not None and not has_manifest(target):
         raise in_the_way(target, "was not written by tunesmith, so it is not replaced")
 
 
 def strays(folder: Path) -> list[str]:
-    """Files in a sealed folder that a person put there; none can be told apart where the manifest is damaged."""
+    """Return files that a person added to a folder; unknown if the manifest is damaged."""
     try:
         known = {MANIFEST, *read_manifest(folder)["files"]}
     except CheckpointError:
@@ -125,7 +125,7 @@ def strays(folder: Path) -> list[str]:
 
 
 def _carry_over(old: Path, target: Path) -> None:
-    """Moves what a person put into a folder into its successor."""
+    """Move files that a person added to a folder into its replacement."""
     for name in strays(old):
         if kind_of(target / name) is None:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -133,12 +133,12 @@ def _carry_over(old: Path, target: Path) -> None:
 
 
 def _aside(target: Path, why: str = "") -> Path:
-    """Where a folder waits before it is published, or after it was taken away. `sweep` knows these names."""
+    """Return the temporary name of a folder before publication or after removal; `sweep` finds these."""
     return target.parent / f"{TMP_PREFIX}{why}{target.name}-{os.getpid()}"
 
 
 def os_error_number(error: BaseException) -> int | None:
-    """The errno behind an error. Rust libraries (safetensors, tokenizers) put it into their text: "(os error 28)"."""
+    """Return the errno behind an error. Rust libraries (safetensors, tokenizers) put it into their text: "(os error 28)"."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
@@ -146,7 +146,7 @@ def os_error_number(error: BaseException) -> int | None:
 
 
 def require_space(folder: Path, bytes_needed: int) -> None:
-    """A ResourceError when the disk has less than 1.1 times these bytes free."""
+    """Raise a ResourceError if the disk has less than 1.1 times these bytes free."""
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
     if bytes_needed and free < bytes_needed * 1.1:
         raise ResourceError(
@@ -159,9 +159,9 @@ def require_space(folder: Path, bytes_needed: int) -> None:
 def verify(
     folder: Path, *, names: Container[str] | None = None, hashed: Callable[[Path], str] = hash_file
 ) -> dict[str, Any]:
-    """The manifest of an intact folder; a CheckpointError names the first file that is not as it was written.
+    """Return the manifest of an intact folder; a CheckpointError names the first modified file.
 
-    With `names` only these files are looked at. `hashed` gives the sha256 of a file.
+    `names` limits the check to these files. `hashed` returns the SHA-256 of a file.
     """
     manifest = read_manifest(folder)
     wanted = {name: entry for name, entry in manifest["files"].items() if names is None or name in names}
@@ -181,7 +181,7 @@ def verify(
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, checked against its own hash; the files it lists are not looked at."""
+    """Return the manifest, checked against its own hash; the listed files are not read."""
     file = folder / MANIFEST
     try:
         manifest = json.loads(read_plain(file, MAX_JSON_BYTES, follow=True))
@@ -204,14 +204,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether this is a name under which a folder or file waits before it is published, or after it was taken away."""
+    """Return whether this is a temporary name of a folder or file before publication or after removal."""
     return _LEFTOVER.fullmatch(name) is not None
 
 
 def sweep(parent: Path) -> list[str]:
-    """Removes what killed writers left behind; returns the names. Only for the holder of the run's lock.
+    """Remove leftovers of killed writers; return their names. Requires the lock of the run.
 
-    A folder that was moved aside for its successor comes back when that successor never arrived.
+    A folder that was moved aside is restored if its replacement is missing.
     """
     removed = []
     for path in sorted(parent.glob(f"{TMP_PREFIX}*")):
@@ -232,7 +232,7 @@ def sweep(parent: Path) -> list[str]:
 
 
 def retire(folder: Path) -> None:
-    """Renames a folder and deletes it, so that it is never half deleted under its own name."""
+    """Rename a folder and delete it, so that it is never partially deleted under its own name."""
     extra = strays(folder) if has_manifest(folder) else ["it"]
     if extra:
         log.warning("%s is kept: %s was not written by tunesmith", folder, ", ".join(extra[:3]))
@@ -247,7 +247,7 @@ def retire(folder: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a file or a folder."""
+    """Remove a file or a folder."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -255,9 +255,9 @@ def remove_tree(path: Path) -> None:
 
 
 def write_manifest(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]) -> None:
-    """Hashes and fsyncs every file, then writes the manifest last.
+    """Hash and fsync every file, then write the manifest.
 
-    Threads hash while this one waits for the disk: all that changes the folder happens in one thread, in a fixed order.
+    Threads hash while this one waits for the disk; only this thread changes the folder, in a fixed order.
     """
     files = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -276,7 +276,7 @@ def write_manifest(folder: Path, meta: dict[str, Any], known: dict[str, str | Fu
 
 
 def manifest_bytes(meta: dict[str, Any], entries: dict[str, Any]) -> bytes:
-    """A manifest with its own hash, as it is written."""
+    """Return a manifest with its own hash."""
     manifest = {"format": FORMAT, **meta, "files": entries}
     manifest["self"] = _own_hash(manifest)
     return json.dumps(manifest, indent=1, sort_keys=True).encode()

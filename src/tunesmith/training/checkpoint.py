@@ -446,7 +446,7 @@ def missing_file(folder: Path, name: str) -> CheckpointError:
 # The state of an optimizer
 
 _OF_THE_DEVICE = ("params", "names", "fused", "foreach", "capturable", "differentiable")
-"""Entries of a group that a resume leaves as they were made: how the update is computed here, not what it computes."""
+"""Entries of a group that a resume doesn't restore: they determine how the update is computed, not its result."""
 
 
 def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -470,9 +470,9 @@ def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[
 def unpack_optimizer(
     optimizer: Optimizer, tensors: dict[str, torch.Tensor], plain: dict[str, Any], where: str, *, settings: bool = True
 ) -> None:
-    """Restores what `pack_optimizer` made; the parameters must be the same, in the same groups.
+    """Restore the state that `pack_optimizer` returned; the parameters and groups must be the same.
 
-    Without `settings` the groups stay as they were made: the run requested others.
+    Without `settings`, the groups keep the values of this run.
     """
     missing = sorted(set(plain["tensors"]) ^ set(tensors))
     if missing:
@@ -491,7 +491,7 @@ def unpack_optimizer(
                 counts = key.startswith("step:") and not with_device  # torch counts on the CPU there
                 return tensors[key] if counts else tensors[key].to(parameter.device)
 
-            # a parameter without stored state must have none here either
+            # a parameter without stored state must not have one
             optimizer.state.pop(parameter, None)
             if name in plain["state"]:
                 optimizer.state[parameter] = from_plain(plain["state"][name], find)
@@ -509,13 +509,13 @@ def _names(optimizer: Optimizer) -> list[list[str]]:
 
 
 def _has_own_way(optimizer: Optimizer) -> bool:
-    """Whether its class has its own `state_dict` or `load_state_dict`."""
+    """Return whether its class has its own `state_dict` or `load_state_dict`."""
     kind = type(optimizer)
     return kind.state_dict is not Optimizer.state_dict or kind.load_state_dict is not Optimizer.load_state_dict
 
 
 def _plain_group(group: dict[str, Any], name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The options of a group other than its parameters; what cannot be written is left to the code that makes the optimizer."""
+    """Return the options of a group without its parameters; what JSON can't store is skipped."""
     found = {}
     for key, value in group.items():
         if key in _OF_THE_DEVICE:
@@ -532,9 +532,9 @@ def _restore_group(group: dict[str, Any], stored: dict[str, Any], tensors: dict[
     for key, text in stored.items():
         value, here = from_plain(text, lambda name: tensors[name].to(device)), group.get(key)
         if isinstance(here, torch.Tensor) and (not isinstance(value, torch.Tensor) or value.shape == here.shape):
-            here.copy_(torch.as_tensor(value))  # in place: a captured step reads it there
+            here.copy_(torch.as_tensor(value))  # in place, because a CUDA graph reads it
         elif isinstance(value, torch.Tensor):
-            # torch takes a rate that is a tensor only where it was made as one
+            # torch accepts a tensor as learning rate only if the group was created with one
             group[key] = float(value) if key == "lr" and here is not None else value
         else:
             group[key] = value
@@ -543,11 +543,11 @@ def _restore_group(group: dict[str, Any], stored: dict[str, Any], tensors: dict[
 # Values as JSON and tensors
 
 KIND = "__kind__"
-"""Marks what JSON has no word for: {"__kind__": "tuple", "value": [...]}."""
+"""Marks values that JSON can't express: {"__kind__": "tuple", "value": [...]}."""
 
 
 def to_plain(value: Any, name: str, tensors: dict[str, torch.Tensor] | None = None) -> Any:
-    """The value ready for JSON; its tensors go to `tensors` under names that end in `name`, or are written out as numbers."""
+    """Return the value ready for JSON; tensors go to `tensors` under names that end in `name`, or become numbers."""
     if isinstance(value, torch.Tensor):
         if tensors is None:
             return {KIND: "numbers", "dtype": _word(value.dtype), "value": to_plain(value.tolist(), name)}
@@ -578,7 +578,7 @@ def to_plain(value: Any, name: str, tensors: dict[str, torch.Tensor] | None = No
 
 
 def from_plain(value: Any, find: Callable[[str], torch.Tensor] | None = None) -> Any:
-    """What `to_plain` was given; `find` gives the tensor of a name."""
+    """Return the original value; `find` returns the tensor of a name."""
     if isinstance(value, list):
         return [from_plain(v, find) for v in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where a run runs: device, ranks, precision. Home of `accelerate`."""
+"""The device, ranks and precision of a run. The only module that uses `accelerate`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Runtime:
-    """One process of a run. All methods are no-ops in meaning on a single process."""
+    """One process of a run. On a single process, the exchange methods do nothing."""
 
     accelerator: Any
     device: torch.device
@@ -46,7 +46,7 @@ class Runtime:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes files and talks to the user."""
+        """Return whether this rank writes files and prints."""
         return self.rank == 0
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -55,14 +55,14 @@ class Runtime:
             return model.to(self.device)
         from accelerate import DistributedDataParallelKwargs
 
-        # In a known family every parameter gets a gradient; in others DDP would wait for one that does not.
+        # In a known family every parameter has a gradient; in others, DDP would wait for one without.
         unknown = why_not(model) is not None
         self.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=unknown)
         wrapped: nn.Module = self.accelerator.prepare_model(model)
         return wrapped
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The precision of forward passes."""
+        """Return the autocast context of forward passes."""
         if self.precision == "no":
             return contextlib.nullcontext()
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
@@ -76,7 +76,7 @@ class Runtime:
         return context
 
     def move(self, batch: Batch) -> Batch:
-        """The batch on the device."""
+        """Return the batch on the device."""
         if self.device.type == "cpu":
             return batch
         inputs = {k: v.to(self.device, non_blocking=True) for k, v in batch.inputs.items()}
@@ -84,7 +84,7 @@ class Runtime:
         return replace(batch, inputs=inputs, labels=labels)
 
     def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all ranks."""
+        """Return the sum of a tensor over all ranks."""
         if self.world == 1:
             return value
         total: torch.Tensor = self.accelerator.reduce(value, reduction="sum")
@@ -106,7 +106,7 @@ class Runtime:
         return [from_bytes(p[: int(s)].cpu().numpy().tobytes()) for p, s in zip(parts, sizes, strict=True)]
 
     def largest(self, value: int) -> int:
-        """The largest of the ranks' numbers: one small exchange, much cheaper than gathering objects."""
+        """Return the largest of the ranks' numbers, much cheaper than gathering objects."""
         if self.world == 1:
             return value
         number = torch.tensor([value], dtype=torch.int64, device=self.device)
@@ -114,13 +114,13 @@ class Runtime:
         return int(number)
 
     def barrier(self) -> None:
-        """Waits for all ranks."""
+        """Wait for all ranks."""
         if self.world > 1:
             self.accelerator.wait_for_everyone()
 
     @contextlib.contextmanager
     def main_first(self) -> Iterator[None]:
-        """Rank 0 runs the block first, then the others (to find its caches filled)."""
+        """Run the block on rank 0 first, then on the others, which find its caches."""
         if not self.is_main:
             self.barrier()
         yield
@@ -164,7 +164,7 @@ def make_runtime(
 
 
 def _require_precision(precision: Precision, device: torch.device) -> None:
-    """A ConfigError where the device cannot compute in this precision."""
+    """Raise a ConfigError if the device doesn't support this precision."""
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError(
             "fp16 needs a GPU, and this run is on a CPU", fix="Leave --fp16 out, or use --bf16, which a CPU can do."
@@ -174,7 +174,7 @@ def _require_precision(precision: Precision, device: torch.device) -> None:
 
 
 def has_bf16(*, use_cpu: bool = False) -> bool:
-    """Whether the device that a run here uses by itself is a GPU made for bf16."""
+    """Return whether the default device is a GPU with bf16 support."""
     return not use_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -182,7 +182,7 @@ def has_bf16(*, use_cpu: bool = False) -> bool:
 def wait_for_gloo_at_exit() -> None:
     """Let the threads of gloo finish before the interpreter ends.
 
-    They release the tensors of the last exchange after its result is there, and need Python's lock for it. An interpreter
+    They release the tensors of the last exchange after it is complete and need Python's lock for it. An interpreter
     that is ending refuses the lock, and the process is aborted with its work done (seen in 3 to 5 of 12 runs on a busy
     machine, with transformers.Trainer as well).
     """
@@ -190,7 +190,7 @@ def wait_for_gloo_at_exit() -> None:
 
 
 def _wait_for_gloo() -> None:
-    """Sleep, so that others get Python's lock, until no thread of gloo ran in four looks in a row."""
+    """Sleep, which releases Python's lock, until no gloo thread ran in four consecutive checks."""
     quiet, until = 0, time.monotonic() + 30
     while quiet < 4 and time.monotonic() < until:
         time.sleep(0.05)
@@ -200,13 +200,13 @@ def _wait_for_gloo() -> None:
 
 
 def leave_ranks() -> None:
-    """Takes this process out of the group in good order, when the command is done. NCCL complains otherwise."""
+    """Leave the process group at the end of the command; NCCL warns otherwise."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def _refuse_launcher_options() -> None:
-    """Refuses or reports options of `accelerate launch` that this engine does not use."""
+    """Refuse or report options of `accelerate launch` that tunesmith does not use."""
     for name, variable in (("DeepSpeed", "ACCELERATE_USE_DEEPSPEED"), ("FSDP", "ACCELERATE_USE_FSDP")):
         if os.environ.get(variable, "false").lower() in ("true", "1"):
             raise ConfigError(
@@ -220,12 +220,12 @@ def _refuse_launcher_options() -> None:
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether fused kernels can be compiled here."""
+    """Return whether fused kernels can be compiled here."""
     return torch.cuda.is_available() and find_spec("triton") is not None
 
 
 SECONDS_TO_DIE = 2.0
-"""How long a survivor looks for a process that is going away: the others learn of a loss before it is complete."""
+"""How long a survivor looks for the lost process: an exchange may fail before the process is gone."""
 
 _LOST = re.compile(
     r"closed by peer|connection reset|timed? ?out|pair closure|broken pipe|no route|remote process exited|socket|nccl|gloo|"
@@ -276,7 +276,7 @@ def _state_of(pid: int) -> str:
 
 LOOK_EVERY = 1.0
 GRACE_SECONDS = 6.0
-"""How long a rank may take to notice a loss by itself. gloo raises immediately; NCCL can wait forever."""
+"""How long a rank may take to notice a loss. gloo raises immediately; NCCL can wait forever."""
 
 
 @contextmanager
@@ -300,7 +300,7 @@ def watch_ranks(runtime: Runtime) -> Iterator[None]:
         lost = roster.explain(error)
         if lost is None:
             raise
-        after = signal.SIG_IGN  # the launcher's SIGTERM is on its way: it must not come before the message and exit 7
+        after = signal.SIG_IGN  # the launcher's SIGTERM must not arrive before the message and exit code 7
         raise lost from error
     except WorkerError:
         after = signal.SIG_IGN

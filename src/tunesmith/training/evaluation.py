@@ -1,4 +1,4 @@
-"""The loss of each task as a sum over rows, with the weight that sum is divided by once per optimizer step; and predictions for
+"""The loss of each task as a sum over rows and the weight by which it is divided once per optimizer step; predictions for
 every row of a split with that loss, in input order, over all ranks.
 """
 
@@ -25,14 +25,14 @@ IGNORED = -100
 
 
 class Objective(Protocol):
-    """What is minimised: `sum(...) / weight(...)` over all rows of an optimizer step."""
+    """The training objective: `sum(...) / weight(...)` over all rows of an optimizer step."""
 
     def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The summed loss of a micro-batch (a scalar that can be differentiated) and its logits."""
+        """Return the summed loss of a micro-batch (a differentiable scalar) and its logits."""
         ...
 
     def weight(self, labels: npt.NDArray[Any] | None, rows: int) -> float:
-        """What the sum is divided by, from the labels of the whole step (all micro-batches, all ranks)."""
+        """Return the divisor of the sum, from the labels of the whole step (all micro-batches, all ranks)."""
         ...
 
 
@@ -49,13 +49,13 @@ class TaskLoss:
     label_smoothing: float = 0.0
 
     def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The summed loss and the logits."""
+        """Return the summed loss and the logits."""
         logits = model(**batch.inputs).logits
         assert batch.labels is not None
         return self.of_logits(logits, batch.labels), logits
 
     def of_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The summed loss in fp32; unlabelled rows add nothing."""
+        """Return the summed loss in fp32; unlabeled rows add nothing."""
         logits = logits.float()
         if self.task is Task.REGRESSION:
             known = ~torch.isnan(labels)
@@ -73,7 +73,7 @@ class TaskLoss:
         )
 
     def divergence(self, logits: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """How far outputs are from those of another reading, summed: Kullback and Leibler's, or the squared difference."""
+        """Return the summed distance to the outputs of another forward pass: KL divergence or squared difference."""
         logits, before = logits.float(), before.float()
         if self.task is Task.REGRESSION:
             return (logits - before).square().sum()
@@ -82,7 +82,7 @@ class TaskLoss:
         return functional.kl_div(logits.log_softmax(-1), before.log_softmax(-1), reduction="sum", log_target=True)
 
     def weight(self, labels: npt.NDArray[Any] | None, rows: int) -> float:
-        """Labeled rows; with class weights, the sum of the weights of their labels."""
+        """Return the number of labeled rows; with class weights, the sum of their weights."""
         if labels is None:
             return 0.0
         if self.task is Task.REGRESSION:
@@ -100,14 +100,14 @@ class TaskLoss:
 
 @functools.cache
 def _on_device(weights: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Made once: a captured step may not copy from the host."""
+    """Cached, because a captured step may not copy from the host."""
     return torch.tensor(weights, device=device)
 
 
 def resolve_class_weights(
     wanted: str | Sequence[float] | Mapping[str, float] | None, labels: npt.NDArray[Any], names: Sequence[str]
 ) -> tuple[float, ...] | None:
-    """`balanced` gives n / (k * count) as scikit-learn does; a list is in id order; a mapping goes by name."""
+    """Return class weights. `balanced` is n / (k * count) as in scikit-learn; a list is in id order, a mapping by name."""
     from tunesmith.errors import ConfigError
 
     if wanted is None:
@@ -151,16 +151,16 @@ def predict_rows(
     objective: Objective | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Predictions:
-    """One prediction per row, in input order. Leaves the model's train or eval mode as it was.
+    """Return one prediction per row, in input order. The model's train or eval mode is kept.
 
-    Without limits, batches hold as many tokens as the device works best with.
+    Without limits, the number of tokens per batch depends on the device.
     """
     if max_rows is None and max_tokens is None:
         max_tokens = TOKENS_AT_ONCE[runtime.device.type == "cuda"]
     source = evaluation_batches(
         rows, collate, max_rows=max_rows, max_tokens=max_tokens, rank=runtime.rank, world=runtime.world
     )
-    if runtime.device.type == "cuda":  # batches are made while the device works, and copied without holding it up
+    if runtime.device.type == "cuda":  # prepare and copy batches while the device computes
         source = prefetched(source, pin_batch)
     was_training = model.training
     model.eval()
@@ -187,7 +187,7 @@ def predict_rows(
 def _forward_all(
     model: nn.Module, source: Iterator[Batch], runtime: Runtime, objective: Objective | None
 ) -> Iterator[tuple[Batch, torch.Tensor, torch.Tensor | None]]:
-    """Each batch with its logits and summed loss; a batch that does not fit in memory is halved until it does."""
+    """Yield each batch with its logits and summed loss; a batch that doesn't fit into memory is halved until it does."""
     limit: int | None = None
     for whole in source:
         todo = [whole] if limit is None else split_batch(whole, limit)
@@ -218,7 +218,7 @@ def _forward(
 def _in_input_order(
     num_rows: int, places: list[npt.NDArray[np.int64]], outputs: list[torch.Tensor], runtime: Runtime
 ) -> npt.NDArray[np.float32]:
-    """Logits of all ranks, each at its own row."""
+    """Return the logits of all ranks in row order."""
     width = int(outputs[0].shape[-1]) if outputs else 0
     mine = torch.cat(outputs).cpu().numpy() if outputs else np.zeros((0, width), dtype=np.float32)
     at = np.concatenate(places) if places else np.zeros(0, dtype=np.int64)

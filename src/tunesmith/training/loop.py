@@ -34,7 +34,7 @@ from tunesmith.training.step import StepResult, find_culprit, train_step
 
 
 class BatchSource(Protocol):
-    """Where windows come from; `Batches` is one."""
+    """Source of windows, such as `Batches`."""
 
     def windows(self, epoch: int, skip: int = 0) -> Iterator[Window]:
         """Yield the windows of an epoch, without the first `skip`."""
@@ -42,11 +42,11 @@ class BatchSource(Protocol):
 
 
 class Interrupted(Exception):
-    """An evaluation that is given up because the run was asked to stop; it begins again when the run resumes."""
+    """Raised to abandon an evaluation because the run must stop; a resumed run repeats it."""
 
 
 Evaluate = Callable[[TrainState], Mapping[str, tuple[dict[str, float | None], int]]]
-"""Split name -> (metrics, rows). The first split is the one that decides about the best model."""
+"""Split name -> (metrics, rows). The first split selects the best model."""
 
 
 def train_events(
@@ -63,7 +63,7 @@ def train_events(
     state.planned_steps = plan.num_steps - state.step
     pending: list[StepResult] = []
     clock, empty = StepClock(), 0
-    if state.evaluation_due and evaluate is not None:  # the run was stopped in the middle of it
+    if state.evaluation_due and evaluate is not None:  # the run was stopped during it
         yield from _evaluate(state, plan, evaluate)
         yield SafePoint(state.step)
     epoch, skip = plan.epoch_of(state.step)
@@ -102,7 +102,7 @@ def _step(state: TrainState, window: Window, plan: Plan) -> StepResult:
 
 
 def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began: int) -> int:
-    """Epochs in a row without a window; the second is a DataError, after the first a listener may end the run."""
+    """Number of consecutive epochs without a window; the second is a DataError, because a listener may end the run after one."""
     empty = before + 1 if step == began else 0
     if empty == 2:
         raise DataError(
@@ -113,7 +113,7 @@ def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began
 
 
 class StepClock:
-    """The time that steps take, without the time that the caller spends on their events."""
+    """Measures the time of steps without the time that the caller spends on events."""
 
     def __init__(self) -> None:
         self._spent, self._since = 0.0, time.perf_counter()
@@ -136,7 +136,7 @@ class StepClock:
 def _read_back(state: TrainState, plan: Plan, pending: list[StepResult], clock: StepClock) -> Iterator[Event]:
     """Yield the numbers of the steps since the last read, in order. Only here does the host wait for the device.
 
-    The device computes them one after the other while the host is ahead, so each gets an equal share of the time.
+    The host runs ahead of the device, so the time is divided equally among them.
     """
     read = torch.stack([result.numbers for result in pending]).tolist()
     seconds = clock.take() / len(pending)
@@ -222,7 +222,7 @@ def require_one_plan(state: TrainState, batches: Any, plan: Plan) -> None:
 
 
 def require_same_epochs(batches: Any, plan: Plan, step: int) -> None:
-    """Refuse to resume with a plan whose epochs end at other steps than those of the batches: other rows would follow."""
+    """Refuse to resume with a plan whose epochs end at other steps than those of the batches: different rows would follow."""
     epoch = plan.epoch_of(step)[0]
     if epoch == 0 or not hasattr(batches, "steps_in_epoch"):
         return

@@ -1,5 +1,5 @@
-"""The optimizer, by its name in `config/convert.py`, and which parameters it trains, at which rate, with or without weight decay.
-Clipping and the finite check are folded into the pass of a fused one."""
+"""The optimizer, and the parameters that it trains, with their learning rates and weight decay.
+Clipping and the NaN check are part of the fused update."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tunesmith.speedups.fused import FusedStack
 
 Rate = float | torch.Tensor
-"""A number, or where a captured step reads it from."""
+"""A number, or a tensor that a captured step reads."""
 _LAYER = re.compile(r"\.(?:layer|layers|albert_layer_groups|h|block)\.(\d+)\.")
 _EMBEDDING = re.compile(r"(^|\.)embeddings?\.")
 _HEAD = re.compile(r"(^|\.)(classifier|pooler|pre_classifier|head|score)(\.|$)")
@@ -59,7 +59,7 @@ def make_optimizer(
         )
     ]
     on_gpu = options.get("fused", False) and all(p.device.type == "cuda" for p in by_name.values())
-    if on_gpu:  # the rate lies on the device, so that a captured step can read it
+    if on_gpu:  # the learning rate is a tensor on the device, so that a captured step can read it
         for group in groups:
             group["lr"] = torch.full((), group["lr"], device=group["params"][0].device)
     settings = {"betas": betas, "eps": epsilon, "capturable": on_gpu, **options}
@@ -93,7 +93,7 @@ def _takes_kernel(optimizer: Optimizer, copies: Mapping[torch.Tensor, torch.Tens
 
 
 def set_rate(optimizer: Optimizer, rate: Rate) -> None:
-    """Sets the rate of every group from the schedule's value, in place where it lies on the device."""
+    """Set the learning rate of every group from the schedule's value, in place if it is a tensor."""
     for group in optimizer.param_groups:
         value = rate * group.get("lr_scale", 1.0)
         if not isinstance(group["lr"], torch.Tensor):
@@ -105,14 +105,14 @@ def set_rate(optimizer: Optimizer, rate: Rate) -> None:
 
 
 def trained_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    """The parameters that have a gradient."""
+    """Return the parameters that have a gradient."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def make_moments(optimizer: Optimizer) -> None:
-    """Gives every parameter with a gradient the state that Adam's first step would make, before any of them is updated.
+    """Create the state of Adam's first step for every parameter with a gradient, before any of them is updated.
 
-    Memory that runs out here has changed nothing, where it would have in the midst of the first update.
+    An out-of-memory error here has changed nothing, unlike one during the first update.
     """
     if type(optimizer) not in (Adam, AdamW) or not any(p not in optimizer.state for p in trained_parameters(optimizer)):
         return
@@ -148,7 +148,7 @@ def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Parameters that share weight decay and the share of the learning rate they get."""
+    """Parameters with the same weight decay and learning rate factor."""
 
     names: tuple[str, ...]
     weight_decay: float
@@ -164,14 +164,14 @@ def depth_of(name: str, num_layers: int) -> int:
 
 
 def count_layers(model: nn.Module) -> int:
-    """Encoder layers that can be trained, by the numbers in parameter names: a layer that averages is none of them."""
+    """Return the trainable encoder layers by the numbers in parameter names, without an averaging layer."""
     named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     numbers = [int(m.group(1)) for name in named if (m := _LAYER.search(name))]
     return max(numbers, default=-1) + 1
 
 
 def matrix_size(model: nn.Module) -> float:
-    """The root mean square of the matrices of the encoder's layers."""
+    """Return the root mean square of the weight matrices of the encoder's layers."""
     found = [p.detach().float() for name, p in model.named_parameters() if p.ndim == 2 and _LAYER.search(name)]
     squares = sum(float(p.square().sum()) for p in found)
     return math.sqrt(squares / max(sum(p.numel() for p in found), 1))
@@ -180,9 +180,9 @@ def matrix_size(model: nn.Module) -> float:
 def param_groups(
     model: nn.Module, *, weight_decay: float, layerwise_lr_decay: float = 1.0, head_lr_scale: float = 1.0
 ) -> list[ParamGroup]:
-    """Groups of the trainable parameters, in a stable order. Only matrices decay: biases and norms do not.
+    """Return groups of the trainable parameters in a stable order. Weight decay applies to matrices, not to biases and norms.
 
-    The rate falls by `layerwise_lr_decay` from each layer to the one below; the head has `head_lr_scale` of the top's.
+    The learning rate falls by `layerwise_lr_decay` from each layer to the one below; the head has `head_lr_scale` of the top.
     """
     layers = count_layers(model)
     groups: dict[tuple[float, float], list[str]] = {}

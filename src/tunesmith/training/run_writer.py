@@ -58,19 +58,19 @@ class StopRequest:
         self._immediately = False
 
     def raise_immediately(self) -> None:
-        """From now on nothing is left to save: a signal, also one that came already, raises StoppedBySignal."""
+        """Let signals raise StoppedBySignal, including one that came already, because nothing is left to save."""
         self._immediately = True
         if self.signal is not None:
             self._leave(self.signal)
 
     def run_is_complete(self) -> None:
-        """From now on a signal no longer stops the run; one that a library caught is raised now."""
+        """Ignore further signals; raise one that a library caught."""
         if self._immediately and self.signal is not None:
             self._leave(self.signal)
         self._immediately = False
 
     def interrupt(self, *_: object) -> None:
-        """Raises `Interrupted` once a signal came: to be called between the batches of an evaluation."""
+        """Raise `Interrupted` after a signal. Call it between the batches of an evaluation."""
         if self.signal is not None:
             raise Interrupted
 
@@ -93,7 +93,7 @@ class StopRequest:
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            # The last checkpoint is whole whatever happens now: leave at once.
+            # The last checkpoint is complete in any case: exit immediately.
             os._exit(128 + number)
         self.signal = number
         if self._immediately:
@@ -104,7 +104,7 @@ class StopRequest:
 
 
 BACKGROUND_BYTES = 64 << 20
-"""A smaller checkpoint is written faster than a thread pays off. BERT-base: 1.3 GB, written in 0.8 s, copied in 0.1 s."""
+"""For a smaller checkpoint, a thread is not worth it. BERT-base: 1.3 GB, written in 0.8 s, copied in 0.1 s."""
 
 
 @dataclass
@@ -126,11 +126,11 @@ class RunWriter:
     listeners: list[Listener] = field(default_factory=list)
     stop: StopRequest = field(default_factory=StopRequest)
     background_bytes: int = BACKGROUND_BYTES
-    """Size of a checkpoint from which it is copied and written by a thread while training continues."""
+    """Checkpoints of this size or more are copied and written by a thread while training continues."""
     journal: Journal | None = field(init=False, default=None)
     _pool: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(1, "tunesmith-save"))
     _saving: tuple[int, Future[float]] | None = field(init=False, default=None)
-    """Step and seconds of the checkpoint that the thread writes."""
+    """Step and start time of the checkpoint that the thread writes."""
     _buffers: dict[str, torch.Tensor] = field(init=False, default_factory=dict)
     _improved: bool = field(init=False, default=False)
 
@@ -180,7 +180,7 @@ class RunWriter:
     def _resume(self, folder: Path, skipped: tuple[str, ...]) -> None:
         found, versions = differences(folder, self.identity)
         if found and not self.allow_changed:
-            # the position in the data would mean something else
+            # the position in the data would have a different meaning
             raise CheckpointError(
                 f"this run was started with something else: {'; '.join(found)}",
                 where=str(folder),
@@ -213,7 +213,7 @@ class RunWriter:
             yield event
 
     def _require_space(self, *, fresh: bool) -> None:
-        """Require space for everything on disk at once: two checkpoints while one replaces the other, best/ and model/."""
+        """Require disk space for everything that coexists: two checkpoints while one replaces the other, best/ and model/."""
         weights, whole = bytes_of(self.state)
         saves = self.plan.save.cadence != "no" or self.keep_best
         require_space(self.run.path, (whole * (2 if fresh else 1) if saves else 0) + weights * (2 if fresh else 1))
@@ -224,7 +224,7 @@ class RunWriter:
         try:
             found = read_manifest(self.run.best)["step"]
             if found > self.state.step:
-                return  # newer than this checkpoint: the run reaches that step again and replaces it
+                return  # newer than this checkpoint: the run repeats that step and replaces it
             problem = f"contains the weights of step {found}, the best are those of step {wanted}"
             if found == wanted:
                 verify(self.run.best)

@@ -13,14 +13,14 @@ from typing import Any, Literal
 from tunesmith.errors import ConfigError, did_you_mean, short_text
 
 MOST_EPOCHS = 1_000_000
-"""The end of each epoch is worked out before the first step."""
+"""End steps of epochs, computed before the first step."""
 
 Cadence = Literal["no", "steps", "epoch", "both"]
 
 
 @dataclass(frozen=True)
 class Calendar:
-    """At which steps something happens. `ends` are the steps at which epochs end."""
+    """Steps at which something happens. `ends` are the last steps of epochs."""
 
     cadence: Cadence
     every: int = 0
@@ -28,7 +28,7 @@ class Calendar:
     last: int | None = None
 
     def due(self, step: int) -> bool:
-        """Whether it happens after `step` completed steps."""
+        """Return whether it happens after `step` completed steps."""
         if self.last is not None and step == self.last:
             return True
         if self.cadence in ("epoch", "both") and step in self.ends:
@@ -38,7 +38,7 @@ class Calendar:
         return self.cadence == "steps" and step % self.every == 0
 
     def count(self, num_steps: int) -> int:
-        """About how often it happens in a run of this many steps."""
+        """Return about how often it happens in a run of this many steps."""
         if self.cadence == "both":
             bounds = [0, *sorted(end for end in self.ends if end < num_steps), num_steps]
             return sum(-(-(end - start) // self.every) for start, end in pairwise(bounds))
@@ -65,14 +65,14 @@ class Plan:
     patience: int | None = None
 
     def epoch_of(self, step: int) -> tuple[int, int]:
-        """(epoch, steps done inside it) of the step that follows `step` completed ones."""
+        """Return (epoch, completed steps of the epoch) for the step that follows `step` completed ones."""
         epoch = bisect_right(self.epoch_ends, step)
         if epoch == len(self.epoch_ends):
             return epoch, 0
         return epoch, step - (self.epoch_ends[epoch - 1] if epoch else 0)
 
     def fraction(self, step: int) -> float:
-        """Epochs done after `step` steps, as a fraction."""
+        """Return the completed epochs after `step` steps, as a fraction."""
         epoch, inside = self.epoch_of(step)
         if epoch == len(self.epoch_ends):
             return float(epoch)
@@ -83,7 +83,7 @@ class Plan:
 def epoch_ends_for(
     steps_in_epoch: Callable[[int], int] | Sequence[int], *, max_steps: int, num_epochs: float
 ) -> tuple[int, tuple[int, ...]]:
-    """(number of steps, end step of each epoch begun). `max_steps` > 0 wins over `num_epochs`, as in transformers.
+    """Return (number of steps, end step of each started epoch). `max_steps` > 0 overrides `num_epochs`, as in transformers.
 
     `steps_in_epoch` is `Batches.steps_in_epoch`, or a list whose last entry stands for all later epochs.
     """
@@ -114,7 +114,7 @@ def epoch_ends_for(
 
 
 def warmup_steps_for(warmup_steps: float, num_steps: int) -> int:
-    """An int is a number of steps; a float below 1 is a share of all steps, rounded up (as in transformers)."""
+    """Return a number of steps; a float below 1 is a share of all steps, rounded up (as in transformers)."""
     if 0 < warmup_steps < 1:
         return math.ceil(num_steps * warmup_steps)
     return int(warmup_steps)
@@ -144,7 +144,7 @@ class Schedule:
 
     @cached_property
     def factor(self) -> Callable[[int], float]:
-        """The function of transformers that returns the share of the peak after a number of completed steps."""
+        """Return transformers' function: completed steps -> factor of the peak learning rate."""
         import torch
         from transformers import get_scheduler
 

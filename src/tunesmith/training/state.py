@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from tunesmith.training.evaluation import Objective
 
 SMALLEST = 2.0**-10
-"""26 halvings of the scale that a run starts with."""
+"""The initial scale after 26 halvings."""
 
 
 @dataclass
 class LossScale:
-    """The dynamic scale of fp16 training, on the device: doubled after 2,000 good steps, halved after a bad one.
+    """The dynamic loss scale of fp16 training, on the device: doubled after 2,000 good steps, halved after an overflow.
 
     It is not halved below `SMALLEST`: a NaN or infinite gradient is then not caused by the scale.
     """
@@ -38,23 +38,23 @@ class LossScale:
 
     @classmethod
     def start(cls, device: torch.device, scale: float = 65536.0) -> LossScale:
-        """A fresh scale."""
+        """Return a new scale."""
         return cls(torch.full((), scale, device=device), torch.zeros((), dtype=torch.int32, device=device))
 
     def update(self, found_inf: torch.Tensor) -> None:
-        """Grows or shrinks the scale without a sync."""
+        """Update the scale without a synchronization."""
         torch._amp_update_scale_(self.scale, self.good_steps, found_inf.float(), 2.0, 0.5, 2000)
         self.scale.clamp_(min=SMALLEST)
 
     @property
     def is_smallest(self) -> torch.Tensor:
-        """Whether it cannot be halved any more."""
+        """Return whether the scale can't be halved any more."""
         return self.scale <= SMALLEST
 
 
 @dataclass(frozen=True)
 class BestSoFar:
-    """The best evaluation: its metric and step, and how many evaluations since brought no gain."""
+    """The best evaluation: its metric and step, and the number of evaluations since without improvement."""
 
     value: float | None = None
     step: int | None = None
@@ -73,7 +73,7 @@ class BestSoFar:
         return replace(self, evaluations_without_gain=waited), False
 
     def is_exhausted(self, patience: int | None) -> bool:
-        """Return whether the last `patience` evaluations brought no gain."""
+        """Return whether the last `patience` evaluations had no improvement."""
         return patience is not None and self.evaluations_without_gain >= patience
 
 
@@ -90,30 +90,30 @@ class TrainState:
     step: int = 0
     progress: BestSoFar = field(default_factory=BestSoFar)
     rows_limit: int | None = None
-    """Rows a micro-batch may have since an out-of-memory; None before the first."""
+    """Limit of rows per micro-batch after an out-of-memory error; None before the first."""
     push: float = 0.0
-    """How far the word embedding is moved in the second reading of a batch; 0: each batch is read once."""
+    """Size of the adversarial perturbation of the word embeddings; 0: off."""
     evaluation_due: bool = False
-    """The evaluation of this step was begun and not finished."""
+    """The evaluation of this step was interrupted."""
     poisoned: torch.Tensor = field(init=False)
     """1.0 after a NaN or infinite step: later updates are skipped until the host has read it."""
     phase: Literal["gradients", "update", "done"] = "done"
-    """Where the step under way is. In its update some weights are those of this step and some those of the one before."""
+    """Phase of the current step. During the update, some weights are old and some are new."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """State of listeners that want to survive a resume (JSON)."""
+    """State of listeners that a checkpoint contains (JSON)."""
     speedups: Speedups | None = None
     """The result of `apply_speedups`. They are verified before the first step, and whenever the model has changed."""
     proved: Hashable | None = None
-    """The fingerprint of the model that they were proved on."""
+    """The fingerprint of the model on which they were verified."""
     planned_steps: int = 0
-    """Steps that are left to take: a proof may cost a share of them."""
+    """Number of remaining steps, which limits the cost of verification."""
     fingerprint: Fingerprint = field(init=False)
     only_writer: bool = False
-    """Nothing else writes weights between steps, so copies that fused layers compute with need not be refreshed."""
+    """Nothing else changes weights between steps, so the copies for fused layers stay valid."""
     kernel: Any = field(init=False, default=None)
     """The fused kernel that updates the weights, if the device and the optimizer support it."""
     notes: list[str] = field(default_factory=list)
-    """What a person should know, to be reported with the next event."""
+    """Messages for the user, reported with the next event."""
 
     @property
     def cut(self) -> RestrictedVocabulary | None:
@@ -127,7 +127,7 @@ class TrainState:
 
     @property
     def cut_decay(self) -> float:
-        """Weight decay times the rate's share of the group that the word embedding is in."""
+        """Weight decay times the learning rate factor of the word embedding's group."""
         if self.cut is None:
             return 0.0
         weight = self.model.get_input_embeddings().weight  # type: ignore[operator]
@@ -137,7 +137,7 @@ class TrainState:
         return 0.0
 
     def stop_cutting(self, reason: str) -> None:
-        """From now on the whole word embedding is trained; what the optimizer knows of the used rows is kept."""
+        """Train the whole word embedding again; keep the optimizer state of the used rows."""
         from tunesmith.speedups.vocabulary import train_whole_table
 
         assert self.speedups is not None
@@ -162,7 +162,7 @@ class TrainState:
             self.stop_cutting(reason)
 
     def require_whole(self, consequence: str) -> None:
-        """A ResourceError while the weights are half-updated: an update was begun and not finished."""
+        """Raise a ResourceError if an update was interrupted, so that only some weights are updated."""
         if self.phase == "update":
             raise ResourceError(
                 f"the update of step {self.step + 1} was interrupted: some weights are changed and some are not; {consequence}",
@@ -210,21 +210,21 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device | None = Non
         torch.manual_seed(number)
         return
     # torch.manual_seed also keeps the number for each kind of accelerator that is not in use, with the call's stack as text:
-    # one to two milliseconds a step.
+    # one to two milliseconds per step.
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(number)
 
 
 def make_deterministic() -> None:
-    """Only deterministic kernels, as `full_determinism` asks; torch raises where there is none."""
+    """Use only deterministic kernels, for `full_determinism`; torch raises an error if there is none."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
 
 def generator_states(device: torch.device) -> dict[str, Any]:
-    """Python's, NumPy's and torch's generators: for user code, as the engine's own dropout needs none of them."""
+    """Return the states of the generators of Python, NumPy and torch, for user code; our dropout doesn't need them."""
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     version, numbers, gauss = random.getstate()
     tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
@@ -237,7 +237,7 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 def restore_generators(
     tensors: dict[str, torch.Tensor], plain: dict[str, Any], rank: int, device: torch.device
 ) -> None:
-    """Puts the generators of one rank back as `generator_states` found them."""
+    """Restore the generators of one rank."""
     version, numbers, gauss = plain["python"]
     random.setstate((version, tuple(numbers), gauss))
     kind, position, has_gauss, cached = plain["numpy"]

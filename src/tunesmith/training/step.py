@@ -1,4 +1,4 @@
-"""One optimizer step: forward, backward, judge, update, zero. Divided once, by what was summed over the whole window."""
+"""One optimizer step: forward, backward, check, update, zero. The loss is divided once, by the weight of the whole window."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def train_step(
     if state.graphs is not None and state.rows_limit is None:
         assert state.speedups is not None
         numbers = state.speedups.replay(window, learning_rate, factor, body, state.fingerprint.of_step)
-        if numbers is None:  # nothing of a capture that failed may be left
+        if numbers is None:  # discard the gradients of a failed capture
             state.optimizer.zero_grad(set_to_none=True)
             reseed()
     while numbers is None:
@@ -203,7 +203,7 @@ def _make_room(state: TrainState, window: Window, error: BaseException) -> None:
 
 @dataclass
 class TwoReadings:
-    """The objective of both readings of a window: the loss, whose outputs are kept, then how far others are from them."""
+    """The objective of adversarial training: the loss in the first pass, the distance to its outputs in the second."""
 
     objective: Any
     """A TaskLoss."""
@@ -211,7 +211,7 @@ class TwoReadings:
     again: bool = False
 
     def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the summed loss of this reading, and its logits."""
+        """Return the summed loss of this pass, and its logits."""
         if self.again:
             logits = model(**batch.inputs).logits
             return self.objective.divergence(logits, self.outputs.pop(0)), logits
@@ -222,9 +222,9 @@ class TwoReadings:
 
 @contextmanager
 def pushed(model: nn.Module, size: float) -> Iterator[None]:
-    """Inside, the rows of the word embedding that have a gradient are moved along it; afterwards they are as before, to the bit.
+    """Move the word embeddings along their gradient within the block, and restore them exactly afterwards.
 
-    All of them together are moved by `size` times their norm: rows that occur in no batch neither move nor count.
+    Rows with a gradient move by `size` times their joint norm; other rows stay.
     """
     weight = model.get_input_embeddings().weight  # type: ignore[operator]
     gradient = weight.grad
@@ -244,7 +244,7 @@ def pushed(model: nn.Module, size: float) -> Iterator[None]:
 
 
 def find_culprit(state: TrainState, result: StepResult, seed: int) -> tuple[str, str]:
-    """(what, name) of the first bad tensor: a weight, an output of a module, the loss, or a gradient."""
+    """Return (what, name) of the first bad tensor: a weight, an output of a module, the loss, or a gradient."""
     for name, parameter in state.model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             return "weight", name
