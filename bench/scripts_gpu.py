@@ -33,6 +33,7 @@ from common import collator, describe_run, engine_rows, pad, trainer_rows
 
 Rows = list[dict[str, Any]]
 WARM_UP, STEPS = 40, 60
+KINDS = ("transformers", "tunesmith")
 
 
 # --- parts of the scripts ---------------------------------------------------------------------------------------------
@@ -308,6 +309,7 @@ def main() -> None:
     parser.add_argument("--scripts", nargs="+", choices=list(SCRIPTS), default=list(SCRIPTS))
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--tiny", action="store_true", help="two small layers, random token ids, a few steps, no GPU")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -323,9 +325,10 @@ def main() -> None:
     results: dict[str, Any] = {}
     for batch in args.batch:
         for name in args.scripts:
-            turns: dict[str, list[dict[str, Any]]] = {"transformers": [], "tunesmith": []}
+            turns: dict[str, list[dict[str, Any]]] = {kind: [] for kind in args.kinds}
             for _ in range(args.rounds):
-                for kind, base in (("transformers", transformers.Trainer), ("tunesmith", tunesmith.Trainer)):
+                for kind in args.kinds:
+                    base = transformers.Trainer if kind == "transformers" else tunesmith.Trainer
                     with tempfile.TemporaryDirectory() as folder:
                         trainer = make_trainer(
                             name, base, folder, config, rows, padding, per_device_train_batch_size=batch, **given
@@ -334,13 +337,10 @@ def main() -> None:
                         del trainer
             ms = {kind: statistics.median(turn["ms"] for turn in some) for kind, some in turns.items()}
             gb = {kind: max(turn["gb"] for turn in some) for kind, some in turns.items()}
-            found = {"ms": ms, "peak_gb": gb, "ratio": ms["transformers"] / ms["tunesmith"]}
-            found["speedups"] = turns["tunesmith"][-1]["speedups"]
-            print(
-                f"{batch:>4} {name:<26} {ms['transformers']:8.2f} {ms['tunesmith']:8.2f} {found['ratio']:6.2f}",
-                flush=True,
-            )
-            print(f"     {found['speedups']}", flush=True)
+            found = {"ms": ms, "peak_gb": gb, "ratio": ms[args.kinds[0]] / ms[args.kinds[-1]]}
+            found["speedups"] = turns[args.kinds[-1]][-1]["speedups"]
+            times = "".join(f"{number:9.2f}" for number in ms.values())
+            print(f"{batch:>4} {name:<26}{times}{found['ratio']:7.2f}\n     {found['speedups']}", flush=True)
             results.setdefault(str(batch), {})[name] = found
             if args.output:  # after each line: the machine may be taken away
                 args.output.write_text(json.dumps(about | {"batches": results}, indent=1))

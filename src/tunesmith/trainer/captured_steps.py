@@ -22,7 +22,9 @@ from tunesmith.events import StepDone
 from tunesmith.speedups.apply import Speedups, apply_speedups
 from tunesmith.speedups.packed_calls import own_forward
 from tunesmith.trainer.identity import is_arrow_dataset
+from tunesmith.trainer.run_log import WaitingStep
 from tunesmith.training.distributed import Precision, Runtime, has_triton
+from tunesmith.training.optimizer import fuse_update
 from tunesmith.training.state import TrainState
 from tunesmith.training.step import StepResult, train_step
 
@@ -89,7 +91,6 @@ class CapturedSteps:
             longest=int(rows.lengths.max(initial=0)),
         )
         self._state: TrainState | None = None
-        self._pending: list[tuple[StepResult, float, float]] = []
         self._switch(on=False)
 
     @classmethod
@@ -115,11 +116,9 @@ class CapturedSteps:
         self._loss = ModelLoss(trainer)
         self._rates = [group["lr"] for group in optimizer.param_groups]
         if device.type == "cuda":
-            optimizer._step_supports_amp_scaling = True
+            fuse_update(optimizer)
             for group in optimizer.param_groups:
-                group |= {"fused": True, "foreach": False, "capturable": True}
-            for moments in optimizer.state.values():
-                moments["step"] = moments["step"].to(device)
+                group["capturable"] = True
             # a captured step reads the learning rates here; the scheduler keeps numbers
             self._rates = [torch.full((), float(rate), device=device) for rate in self._rates]
         trainer.optimizer._opt_called = True  # the scheduler would warn that no step was taken
@@ -197,7 +196,10 @@ class CapturedSteps:
             result, rate = self._step(model, window)
             done += len(window.micro_batches)
             norm, t._batches_read = result.grad_norm, done
-            self._pending.append((result, rate, epoch + done / per_epoch))
+            batches, size = window.micro_batches, len(window.rows)
+            tokens = sum(b.tokens for b in batches), sum(b.padded_tokens for b in batches)
+            event = StepDone(result.step, epoch + done / per_epoch, None, None, rate, size, *tokens)
+            t.note_step(WaitingStep(result.loss, norm, event, window.rows.tolist))
             if not isinstance(t.lr_scheduler, (torch.optim.lr_scheduler.ReduceLROnPlateau, GreedyLR)):
                 t.lr_scheduler.step()
             t.state.global_step += 1
@@ -207,13 +209,13 @@ class CapturedSteps:
             c = t.control
             if c.should_log or c.should_evaluate or c.should_save:
                 with self._plain():
-                    self.read_back()
+                    t.read_back()
                     t._maybe_log_save_evaluate(t._tr_loss, norm, model, **rest, learning_rate=rate)
             t._epoch_open, t._noted_step = True, t.state.global_step
             if t.control.should_epoch_stop or t.control.should_training_stop:
                 break
         with self._plain():
-            self.read_back()
+            t.read_back()
             if done == 0:
                 t.control.should_training_stop = True
             t.control = t.callback_handler.on_epoch_end(t.args, t.state, t.control)
@@ -234,21 +236,6 @@ class CapturedSteps:
         t._tr_loss += result.loss
         t.current_flos += sum(float(t.floating_point_ops(b.inputs)) for b in window.micro_batches)
         return result, rate
-
-    def read_back(self) -> None:
-        """Read the numbers of the steps since the last call: write them to the event log, or stop at a NaN."""
-        pending, self._pending = self._pending, []
-        if not pending:
-            return
-        t, numbers = self._trainer, torch.stack([entry[0].numbers for entry in pending]).tolist()
-        for (result, rate, epoch), (loss, norm, bad) in zip(pending, numbers, strict=True):
-            if bad:
-                rows = [int(row) for row in result.window.rows]
-                t._stop_at_nan("loss or gradient", "", step=result.step, rows=rows)
-            if t._run_log is not None:
-                batches, count = result.window.micro_batches, len(result.window.rows)
-                tokens = sum(b.tokens for b in batches), sum(b.padded_tokens for b in batches)
-                t._run_log.step(StepDone(result.step, epoch, loss, norm, rate, count, *tokens))
 
 
 def token_rows_of(dataset: Any) -> TokenRows | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
     from tunesmith.labels import Task
 
 _SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch")
+
+
+@dataclass
+class WaitingStep:
+    """A step whose loss and gradient norm may still be on the GPU. `rows` returns the numbers of its examples."""
+
+    loss: Any
+    grad_norm: Any
+    event: StepDone
+    rows: Callable[[], list[int]]
+    time: float = field(default_factory=time.perf_counter)
 
 
 class RunLog:
@@ -43,11 +55,10 @@ class RunLog:
         except OSError as error:
             raise disk_error(error, self._journal.path) from error
 
-    def step(self, event: StepDone) -> None:
-        """Append an optimizer step, once, with the time since the one before."""
+    def step(self, event: StepDone, now: float) -> None:
+        """Append an optimizer step that ended now, once, with the time since the one before."""
         if event.step <= self._step:
             return
-        now = time.perf_counter()
         self.write(
             replace(event, loss=_finite(event.loss), grad_norm=_finite(event.grad_norm), seconds=now - self._time)
         )

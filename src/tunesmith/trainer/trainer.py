@@ -18,10 +18,12 @@ import functools
 import itertools
 import json
 import logging
+import math
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +55,7 @@ from tunesmith.runs.manifest import MANIFEST, publish_folder, read_manifest, req
 from tunesmith.speedups.model_graphs import GRAPHS, ModelGraphs
 from tunesmith.speedups.packed_calls import PACKING, PackedCalls
 from tunesmith.trainer.identity import BATCH, is_arrow_dataset, model_mark, trainer_identity
-from tunesmith.trainer.run_log import RunLog
+from tunesmith.trainer.run_log import RunLog, WaitingStep
 from tunesmith.training.checkpoint import (
     Identity,
     contiguous,
@@ -72,6 +74,7 @@ from tunesmith.training.checkpoint import (
     weight_files,
     write_files,
 )
+from tunesmith.training.optimizer import fuse_update
 from tunesmith.training.state import generator_states, restore_generators
 
 if TYPE_CHECKING:
@@ -88,6 +91,8 @@ CHANGED = (
     "Undo the change, set Trainer.allow_changed_data = True to resume anyway, or load the weights with from_pretrained "
     "and start a new run."
 )
+READ_BACK_EVERY = 50
+"""Steps on a GPU after which their losses are read, at the latest: reading waits until the GPU is done."""
 _TRAINING = threading.RLock()
 """Held by the thread that trains: torch's random generators belong to the whole process."""
 
@@ -191,7 +196,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     """For tests: run whole steps without a GPU."""
     _captured: CapturedSteps | None = None
     _why_not_whole: str = ""
-    _step_loss: float | None = None
+    _step_loss: Any = None
+    _waiting: tuple[WaitingStep, ...] = ()
+    _skips_on_device: bool = False
+    """Whether the optimizer skips a NaN update by itself, so that no step waits for the GPU."""
     _loss_before: float = 0.0
     _step_tokens: tuple[int, int] = (0, 0)
     _batches_read: int = 0
@@ -209,6 +217,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             log.warning("tokenizer= is called processing_class= now")
             options.setdefault("processing_class", tokenizer)
         super().__init__(*args, **options)
+        if self.args.device.type == "cuda" and self.args.dataloader_pin_memory:
+            self.accelerator.dataloader_config.non_blocking = (
+                True  # otherwise, each batch would wait for the step before
+            )
         if self.args.world_size > 1:
             from tunesmith.training.distributed import wait_for_gloo_at_exit
 
@@ -367,9 +379,17 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
         """Prepare model and optimizer; whole steps take over the optimizer."""
         prepared = super()._prepare_for_training(*args, **options)
+        self._waiting, optimizer = (), self._plain_optimizer()
         if self._captured is not None:
-            self._captured.begin(self._plain_optimizer())
+            self._captured.begin(optimizer)
+        self._skips_on_device = self._captured is None and self._may_skip_on_device() and fuse_update(optimizer)
         return prepared
+
+    def _may_skip_on_device(self) -> bool:
+        on_gpu = self.args.device.type == "cuda" or self._stand_in_for_capture is not None
+        scaled = getattr(self.accelerator, "scaler", None) is not None
+        own = type(self)._get_grad_norm is not Trainer._get_grad_norm
+        return on_gpu and self._packed is not None and self.args.world_size == 1 and not (scaled or own)
 
     def _close_captured(self) -> None:
         if self._captured is not None:
@@ -400,10 +420,15 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if continued and self._continue_epoch(Path(folder), options):
             return
         self._epoch_generators = self._epoch_generators or generator_states(self.args.device)
-        if self._captured is None:
-            super()._run_epoch(*args, **options)
-        else:
+        if self._captured is not None:
             self._captured.run_epoch(options["model"], options["train_dataloader"], options)
+        else:
+            filters = self.args.logging_nan_inf_filter
+            self.args.logging_nan_inf_filter = filters and not self._skips_on_device  # it waits for the GPU
+            try:
+                super()._run_epoch(*args, **options)
+            finally:
+                self.args.logging_nan_inf_filter = filters
         self._epoch_generators = None
 
     def _continue_epoch(self, folder: Path, options: dict[str, Any]) -> bool:
@@ -439,17 +464,39 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._due_generators = None
         self._epoch_open, self._noted_step = self.state.global_step > self._noted_step, self.state.global_step
         loss = self._step_loss
-        if loss is None and self._epoch_open:  # `training_step` is the user's
+        if loss is None and self._epoch_open and self._captured is None:  # `training_step` is the user's
             loss = float(tr_loss) - self._loss_before
-        if self._run_log is not None and loss is not None:
+        if loss is not None:
             rate = options.get("learning_rate") or self._get_learning_rate()
-            norm = None if grad_norm is None else float(grad_norm)
             rows, epoch = self.get_total_train_batch_size(self.args), float(self.state.epoch or 0.0)
-            event = StepDone(self.state.global_step, epoch, loss, norm, float(rate), rows, *self._step_tokens)
-            self._run_log.step(event)
+            event = StepDone(self.state.global_step, epoch, None, None, float(rate), rows, *self._step_tokens)
+            batches = self._batches_read, self.current_gradient_accumulation_steps
+            self.note_step(WaitingStep(loss, grad_norm, event, functools.partial(self._rows_of_batches, *batches)))
+        vars(self._plain_optimizer()).pop("found_inf", None)
+        control = self.control
+        ends = not self._epoch_open or control.should_log or control.should_evaluate or control.should_save
+        if ends or not self._skips_on_device:
+            self.read_back()
         own_step, self._step_loss, self._step_tokens = self._step_loss is None, None, (0, 0)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **options)
         self._loss_before = float(tr_loss) if own_step else 0.0
+
+    def note_step(self, step: WaitingStep) -> None:
+        """Keep a step for `read_back`."""
+        self._waiting = (*self._waiting, step)
+        if len(self._waiting) == READ_BACK_EVERY:
+            self.read_back()
+
+    def read_back(self) -> None:
+        """Write the steps since the last call to the event log; a NaN or infinite one raises a NumericsError."""
+        waiting, self._waiting = self._waiting, ()
+        numbers = _read_numbers([number for step in waiting for number in (step.loss, step.grad_norm)])
+        for step, loss, norm in zip(waiting, numbers[::2], numbers[1::2], strict=True):
+            if self._run_log is not None:
+                self._run_log.step(replace(step.event, loss=loss, grad_norm=norm), step.time)
+            gated = self._captured is not None or self._skips_on_device
+            if gated and not all(number is None or math.isfinite(number) for number in (loss, norm)):
+                self._stop_at_nan("loss or gradient", "", step=step.event.step, rows=step.rows())
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
         """Finish, and close the event log."""
@@ -536,14 +583,15 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Run transformers' training step on a packed batch; a NaN or infinite loss raises a NumericsError."""
         with self._fast(training=True):
             loss = super().training_step(model, inputs, *args, **options)
-        value, ids = float(loss), inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+        ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
         if isinstance(ids, torch.Tensor) and ids.device.type == "cpu":
             mask = inputs.get("attention_mask")
             real, all_ids = self._step_tokens
             count = int(mask.sum()) if isinstance(mask, torch.Tensor) else ids.numel()
             self._step_tokens = (real + count, all_ids + ids.numel())
-        self._step_loss = value + (self._step_loss or 0.0)
-        if not abs(value) < float("inf"):
+        value = loss if self._skips_on_device else float(loss)
+        self._step_loss = value if self._step_loss is None else self._step_loss + value
+        if not self._skips_on_device and not math.isfinite(value):
             self._stop_at_nan("loss", "")
         return loss
 
@@ -581,8 +629,16 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     # ---- NaN ----
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Return the gradient norm; one that is NaN or infinite raises a NumericsError before the update."""
+        """Return the gradient norm; one that is NaN or infinite raises a NumericsError before the update.
+
+        A fused optimizer on a GPU skips the update by itself, and `read_back` raises the error.
+        """
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if self._skips_on_device and isinstance(norm, torch.Tensor):
+            found = [norm, self._step_loss] if isinstance(self._step_loss, torch.Tensor) else [norm]
+            finite = torch.stack([torch.isfinite(number).reshape(()) for number in found]).all()
+            self._plain_optimizer().found_inf = (~finite).float()
+            return norm
         scaler = getattr(self.accelerator, "scaler", None)
         if norm is None or (scaler is not None and scaler.is_enabled() and scaler.get_scale() > 2.0**-10):
             return norm  # fp16: the scaler skips the update and lowers the scale
@@ -595,7 +651,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _stop_at_nan(self, what: str, name: str, step: int | None = None, rows: list[int] | None = None) -> None:
         """Raise a NumericsError that names the step and its rows. The weights are those before the step."""
         step = self.state.global_step + 1 if step is None else step
-        rows = self._rows_of_step() if rows is None else rows
+        batches = self._batches_read, self.current_gradient_accumulation_steps
+        rows = self._rows_of_batches(*batches) if rows is None else rows
         if self._run_log is not None:
             self._run_log.write(NonFinite(step, what, name, tuple(rows)))
         self._end_log("NumericsError")
@@ -610,16 +667,15 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             fix="Lower learning_rate, use bf16 instead of fp16, or look at these rows.",
         )
 
-    def _rows_of_step(self) -> list[int]:
-        """Return the row numbers of the current step; empty if the order is the user's."""
+    def _rows_of_batches(self, end: int, count: int) -> list[int]:
+        """Return the rows of the last `count` batches before batch `end` of the epoch; empty if the order is the user's."""
         batches: Any = getattr(self.callback_handler.train_dataloader, "batch_sampler", None)
         sampler: Any = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self._epoch)
         elif not isinstance(sampler, SequentialSampler) or isinstance(sampler, RandomSampler):
             return []
-        first = self._batches_read - max(self.current_gradient_accumulation_steps, 1)
-        return [int(row) for batch in itertools.islice(batches, max(first, 0), self._batches_read) for row in batch]
+        return [int(row) for batch in itertools.islice(batches, max(end - max(count, 1), 0), end) for row in batch]
 
     # ---- Checkpoints ----
 
@@ -827,6 +883,15 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             verify(folder, names=set(filter(is_weights, read_manifest(folder)["files"])))
             log.warning("The weights of the best checkpoint are valid and used, but: %s", error.line())
         load_weights(self.model, folder)
+
+
+def _read_numbers(values: list[Any]) -> list[float | None]:
+    """Return numbers and tensors as floats; all tensors on one device are read with one wait for it."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    read = iter(
+        torch.stack([t.detach().reshape(()).to(tensors[0].device) for t in tensors]).tolist() if tensors else ()
+    )
+    return [next(read) if isinstance(v, torch.Tensor) else None if v is None else float(v) for v in values]
 
 
 def _write_json(file: Path, value: Any) -> None:

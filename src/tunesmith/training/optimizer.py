@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.training.distributed import has_triton
@@ -90,6 +90,28 @@ def _takes_kernel(optimizer: Optimizer, copies: Mapping[torch.Tensor, torch.Tens
     parameters = [p for group in groups for p in group["params"]]
     plain = all(p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
     return plain and all(t.data_ptr() % 16 == 0 for t in (*parameters, *copies.values()))
+
+
+def fuse_update(optimizer: Optimizer) -> bool:
+    """Let torch's Adam, AdamW or SGD update everything in one kernel, which can skip an update without the host.
+
+    Return whether it does. An optimizer whose creator chose another implementation stays as it is.
+    """
+    if type(optimizer) not in (Adam, AdamW, SGD):
+        return False
+    unset = ("fused", "foreach", "capturable", "differentiable")
+    if not all(g.get("fused") or not any(g.get(name) for name in unset) for g in optimizer.param_groups):
+        return False
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if len({p.device for p in parameters}) != 1 or not all(p.is_floating_point() for p in parameters):
+        return False
+    for group in optimizer.param_groups:
+        group |= {"fused": True, "foreach": False}
+    vars(optimizer)["_step_supports_amp_scaling"] = True
+    for parameter, state in optimizer.state.items():
+        if "step" in state:
+            state["step"] = state["step"].to(parameter.device)
+    return True
 
 
 def set_rate(optimizer: Optimizer, rate: Rate) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith import Trainer
+from tunesmith.errors import NumericsError
 from tunesmith.speedups import model_graphs
 from tunesmith.speedups.model_graphs import ModelGraphs, encoders_of
 
@@ -452,12 +454,12 @@ def train(kind: Any, folder: Path, model: Any, resume: Any = None, **options: An
         "eval_strategy": "steps",
         "eval_steps": 4,
         "bf16": False,
+        "logging_steps": 1,
         **options,
     }
     args = transformers.TrainingArguments(
         str(folder),
         per_device_train_batch_size=4,
-        logging_steps=1,
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
@@ -533,3 +535,30 @@ def test_trainer_reports_a_failed_capture_once(tmp_path: Path, stand_in: StandIn
     assert lines.count("CUDA graph of the encoder is off because") == 1
     assert stand_in.replayed == 0
     assert math.isfinite(ours.state.log_history[-1]["train_loss"])
+
+
+@pytest.mark.trains
+def test_nan_on_a_gpu_stops_the_run_with_finite_weights(tmp_path: Path, stand_in: StandIn) -> None:
+    class Breaks(Weighted):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+            found = super().compute_loss(model, inputs, *args, **options)
+            return found * math.nan if self.state.global_step == 4 else found
+
+    model = make_model()
+    with pytest.raises(NumericsError, match=r"step 5: .*training rows \d+, \d+, \d+, \d+"):
+        train(Breaks, tmp_path, model, logging_steps=100, eval_strategy="no")
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    steps = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert [line["loss"] is None for line in steps if line["event"] == "StepDone"] == [False] * 4 + [True]
+
+
+@pytest.mark.trains
+def test_event_log_has_losses_of_steps_that_were_read_late(tmp_path: Path, stand_in: StandIn) -> None:
+    logs = []
+    for every in (1, 100):
+        folder = tmp_path / str(every)
+        train(Weighted, folder, make_model(), logging_steps=every)
+        lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+        logs.append([line["loss"] for line in lines if line["event"] == "StepDone"])
+    assert len(logs[0]) == 10
+    assert logs[0] == logs[1]
