@@ -18,7 +18,7 @@ import numpy as np
 from common import ROOT, SHARED, write_record
 from tunesmith.data.rows import read_prediction_columns
 from tunesmith.errors import DataError
-from tunesmith.metrics.abstain import HeldOut, choose_thresholds, coverage_curve
+from tunesmith.metrics.calibration import HeldOut, choose_thresholds, coverage_curve
 from tunesmith.pipeline.train import finetune
 from tunesmith.report.predictions import make_predictions
 from tunesmith.runs.folder import RunDir, read_summary

@@ -39,7 +39,7 @@ from tunesmith.diagnosis.verdict import (  # noqa: E402
     is_possible,
 )
 from tunesmith.events import Evaluated, Event, Improved, RunEnded, RunStarted, StepDone  # noqa: E402
-from tunesmith.runs.curves import Curves, curves_from_events  # noqa: E402
+from tunesmith.runs.event_log import Curves, curves_from_events  # noqa: E402
 
 DRAWN = 25
 CLASSES = ((50, 50), (67, 33), (40, 35, 25), (30, 20, 20, 15, 10, 5), (5,) * 20)

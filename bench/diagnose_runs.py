@@ -557,8 +557,7 @@ def advice_of(findings: list[Finding]) -> dict[str, str | None]:
 def judge_run(run: Mapping[str, Any]) -> list[Finding]:
     """Return the findings of the current diagnosis about a run."""
     from tunesmith.report.build import diagnose_with
-    from tunesmith.runs.curves import build_curves
-    from tunesmith.runs.event_log import columns_of, parse_events
+    from tunesmith.runs.event_log import build_curves, columns_of, parse_events
 
     events = list(parse_events(run["journal"].encode(), name_run(tuple(run["key"]))))
     return diagnose_with(build_curves(columns_of(events), name=run["key"][1]), run["options"], run["summary"])

@@ -31,8 +31,7 @@ from tunesmith.diagnosis.verdict import cannot_tell, feature_values, is_possible
 from tunesmith.events import Finding, RowsEvaluated
 from tunesmith.metrics.evidence import RowEvidence, decode_rows
 from tunesmith.report.build import diagnose_with, read_with
-from tunesmith.runs.curves import Curves, build_curves
-from tunesmith.runs.event_log import columns_of, parse_events
+from tunesmith.runs.event_log import Curves, build_curves, columns_of, parse_events
 
 SIGMAS = 2.0
 LEAST_LOSS, LEAST_SCORE = 0.05, 0.02

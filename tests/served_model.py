@@ -8,8 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import write_manifest
+from tunesmith.runs.folder import RunDir, write_manifest
 
 sys.path.append(str(Path(__file__).parent / "browser"))
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.metrics.table import make_suite
     from tunesmith.models.files import find_embedded
     from tunesmith.report.plots import draw_curves
-    from tunesmith.runs.curves import Curves, curves_from_events, load_curves
+    from tunesmith.runs.event_log import Curves, curves_from_events
+    from tunesmith.runs.folder import load_curves
     from tunesmith.sample import sample_file
     from tunesmith.sklearn import TextClassifier, TextRegressor
     from tunesmith.sklearn import finetune_data as finetune
@@ -97,7 +98,7 @@ _HOMES: dict[str, str] = {
     "Batches": "tunesmith.data.batches",
     "Calendar": "tunesmith.training.schedule",
     "Console": "tunesmith.cli.console",
-    "Curves": "tunesmith.runs.curves",
+    "Curves": "tunesmith.runs.event_log",
     "DataCollatorWithPadding": "transformers",
     "EarlyStoppingCallback": "transformers",
     "EvalPrediction": "transformers",
@@ -117,7 +118,7 @@ _HOMES: dict[str, str] = {
     "TrainerCallback": "transformers",
     "TrainingArguments": "tunesmith.trainer",
     "apply_speedups": "tunesmith.speedups.apply",
-    "curves_from_events": "tunesmith.runs.curves",
+    "curves_from_events": "tunesmith.runs.event_log",
     "diagnose_curves": "tunesmith.diagnosis.verdict:diagnose",
     "draw_curves": "tunesmith.report.plots",
     "epoch_ends_for": "tunesmith.training.schedule",
@@ -126,7 +127,7 @@ _HOMES: dict[str, str] = {
     "get_scheduler": "transformers",
     "load_checkpoint": "tunesmith.training.checkpoint",
     "load_config": "tunesmith.config.load",
-    "load_curves": "tunesmith.runs.curves",
+    "load_curves": "tunesmith.runs.folder",
     "load_dataset": "tunesmith.data.hub:load_from_hub",
     "load_metric": "tunesmith.metrics.table:load",
     "lr_at": "tunesmith.training.schedule",

@@ -32,7 +32,7 @@ from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import predicted_names
 from tunesmith.labels import choose_labels
 from tunesmith.pipeline.train import RunObserver, finetune, free_folder
-from tunesmith.runs.manifest import MANIFEST, publish_folder
+from tunesmith.runs.folder import MANIFEST, publish_folder
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.results import RunResult

@@ -24,8 +24,7 @@ from tunesmith.cli.main import main
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import Event, Saved
 from tunesmith.pipeline.train import RunObserver, finetune
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import MANIFEST
+from tunesmith.runs.folder import MANIFEST, RunDir
 
 Change = Callable[[Path, dict[str, Any]], None]
 SPLITS = ("train", "validation", "test")

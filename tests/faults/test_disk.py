@@ -28,8 +28,7 @@ from faults.trials import (
 )
 from tunesmith.errors import ResourceError
 from tunesmith.files import write_file
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import publish_folder, require_space
+from tunesmith.runs.folder import RunDir, publish_folder, require_space
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace (apt-get install strace)")
 

@@ -29,8 +29,7 @@ from faults.trials import (
 )
 from patience import patient
 from sampling import crossed
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import read_manifest
+from tunesmith.runs.folder import RunDir, read_manifest
 
 CALLS = "openat,write,pwrite64,fsync,rename,renameat,renameat2,mkdir,unlink,unlinkat,rmdir,link,ftruncate"
 """System calls by which a run changes its folder."""

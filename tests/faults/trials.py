@@ -31,8 +31,7 @@ from tunesmith.errors import CheckpointError
 from tunesmith.events import WALL_CLOCK, EpochStarted, Evaluated, Improved, RowsEvaluated, StepDone, to_json
 from tunesmith.files import TMP_PREFIX
 from tunesmith.runs.event_log import read_journal
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import MANIFEST, _own_hash, read_manifest, verify
+from tunesmith.runs.folder import MANIFEST, RunDir, _own_hash, read_manifest, verify
 
 FORKS = multiprocessing.get_context("forkserver")
 NOBODY = 65534

@@ -19,8 +19,18 @@ from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import StepDone
 from tunesmith.files import BadFile, disk_error, read_json
 from tunesmith.runs.event_log import drop_cut_line, parse_events, read_bytes
-from tunesmith.runs.folder import RunDir, RunLock, checkpoint_step, end_of, read_holder, verify_results
-from tunesmith.runs.manifest import is_leftover, retire, sweep, verify
+from tunesmith.runs.folder import (
+    RunDir,
+    RunLock,
+    checkpoint_step,
+    end_of,
+    is_leftover,
+    read_holder,
+    retire,
+    sweep,
+    verify,
+    verify_results,
+)
 
 Health = Literal["sound", "note", "useless", "broken"]
 """ok; worth a note; unusable (a repair removes it); damaged (the user must decide)."""
@@ -191,8 +201,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from tunesmith.config.load import load_config
     from tunesmith.errors import ConfigError
-    from tunesmith.runs.folder import RunDir, open_run
-    from tunesmith.runs.manifest import MANIFEST
+    from tunesmith.runs.folder import MANIFEST, RunDir, open_run
 
     folder = RunDir(args.run_folder)
     if not any(os.path.lexists(checkpoint / MANIFEST) for checkpoint in folder.checkpoints()):

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tunesmith.errors import CheckpointError, ConfigError, DataError, ResourceError, did_you_mean, first_few, short_text
 from tunesmith.files import BadFile, create, fsync_path, known_hash, open_plain
 from tunesmith.labels import LabelMap, Task
-from tunesmith.runs.manifest import verify, write_manifest
+from tunesmith.runs.folder import verify, write_manifest
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -20,7 +20,7 @@ from tunesmith.labels import Task
 from tunesmith.metrics.calibration import LabelNoise
 from tunesmith.metrics.evidence import RowEvidence, decode_rows
 from tunesmith.metrics.table import greater_is_better
-from tunesmith.runs.curves import Curves, Floats
+from tunesmith.runs.event_log import Curves, Floats
 
 LOW_RATE, USUAL_RATE, HIGH_RATE = 5e-6, 5e-5, 5e-4
 """Peak learning rates for fine-tuning all layers with AdamW at a batch size of 16."""

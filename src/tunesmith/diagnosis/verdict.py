@@ -34,7 +34,7 @@ from tunesmith.events import Finding, Severity
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import LabelNoise
 from tunesmith.metrics.evidence import RowEvidence
-from tunesmith.runs.curves import Curves, Floats
+from tunesmith.runs.event_log import Curves, Floats
 
 USUAL_HEAD_RATE = 1e-3
 """Learning rate of a head on a frozen encoder."""

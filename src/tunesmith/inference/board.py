@@ -37,8 +37,7 @@ from tunesmith.report.build import diagnose_run, diagnose_with, read_run_config,
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.report.plots import PanelLine, main_panels, more_panels
 from tunesmith.report.predictions import scores_in_file
-from tunesmith.runs.curves import Curves, Series, build_curves
-from tunesmith.runs.event_log import ColumnsTail, Peek, peek_journal
+from tunesmith.runs.event_log import ColumnsTail, Curves, Peek, Series, build_curves, peek_journal
 from tunesmith.runs.folder import RunDir, is_held, open_lock, read_metrics, read_summary
 
 log = logging.getLogger(__name__)

@@ -43,8 +43,7 @@ from tunesmith.inference.tables import (
     list_answers,
     probabilities_of,
 )
-from tunesmith.runs.folder import RunLock
-from tunesmith.runs.manifest import remove_tree
+from tunesmith.runs.folder import RunLock, remove_tree
 
 JOB_FILE = "job.json"
 PARTS_FILE = "parts.jsonl"

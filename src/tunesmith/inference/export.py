@@ -45,13 +45,11 @@ from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import probabilities_of, remove_leftovers
 from tunesmith.inference.torch_network import TorchNetwork
 from tunesmith.labels import LabelMap, Task, choose_labels
-from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
-from tunesmith.metrics.table import make_suite
+from tunesmith.metrics.table import Score, make_suite
 from tunesmith.models.load import load_model
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import publish_folder
+from tunesmith.runs.folder import RunDir, publish_folder
 
 MAX_ROWS = 5_000
 """Rows the export is measured on, at most."""

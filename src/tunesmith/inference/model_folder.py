@@ -16,10 +16,9 @@ from tunesmith.data.tokenize import LongTexts
 from tunesmith.errors import ConfigError
 from tunesmith.files import BadFile, read_json, write_new
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.abstain import HeldOut, choose_thresholds
+from tunesmith.metrics.calibration import HeldOut, choose_thresholds
 from tunesmith.models.files import Seal, check_seal, resolve_model
-from tunesmith.runs.folder import RunDir, best_trial_of
-from tunesmith.runs.manifest import publish_folder
+from tunesmith.runs.folder import RunDir, best_trial_of, publish_folder
 
 FACTS_FILE = "tunesmith.json"
 

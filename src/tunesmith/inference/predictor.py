@@ -26,8 +26,8 @@ from tunesmith.inference.model_folder import (
 )
 from tunesmith.inference.tables import answered_rows, predicted_names, probabilities_of, require_numbers
 from tunesmith.labels import Task, choose_labels
-from tunesmith.metrics.abstain import HeldOut
-from tunesmith.runs.manifest import MANIFEST
+from tunesmith.metrics.calibration import HeldOut
+from tunesmith.runs.folder import MANIFEST
 
 if TYPE_CHECKING:
     from tunesmith.inference.onnx_network import GraphNetwork

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tunesmith.errors import ConfigError, DataError, NumericsError, first_few
 from tunesmith.files import TMP_PREFIX, make_folder, replacing
 from tunesmith.labels import LabelMap, Task, choose_labels
-from tunesmith.runs.manifest import remove_tree
+from tunesmith.runs.folder import remove_tree
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 _DANGEROUS = re.compile(r"^'*[=+\-@＝＋－＠\t\r\n]")

@@ -18,8 +18,7 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.intervals import Array
-from tunesmith.metrics.table import Suite, softmax
+from tunesmith.metrics.table import Array, Suite, softmax
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.intervals import Array, Z
-from tunesmith.metrics.table import Metric, Rows, Scale, make_rows, metric_of
+from tunesmith.metrics.table import Array, Metric, Rows, Scale, Z, make_rows, metric_of
 
 ROW_DRAWS = 10_000_000
 """Budget of row draws for metrics that are not counts: 2,000 resamples up to 5,000 rows, never under 100."""

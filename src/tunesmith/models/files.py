@@ -22,8 +22,7 @@ from typing import Any, Literal, TypeVar
 
 from tunesmith.errors import CheckpointError, ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
 from tunesmith.files import folder_version, known_hash
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import MANIFEST, read_manifest, verify
+from tunesmith.runs.folder import MANIFEST, RunDir, read_manifest, verify
 
 EMBEDDED = "all-MiniLM-L6-v2"
 EMBEDDED_NAMES = (EMBEDDED, f"sentence-transformers/{EMBEDDED}")

@@ -22,8 +22,7 @@ from tunesmith.errors import CheckpointError
 from tunesmith.files import write_file
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
-from tunesmith.metrics.intervals import Score
-from tunesmith.metrics.table import make_suite
+from tunesmith.metrics.table import Score, make_suite
 from tunesmith.pipeline.prepare import require_same_run
 from tunesmith.pipeline.results import draw_and_explain
 from tunesmith.pipeline.train import Log, RunObserver, finetune, is_finished

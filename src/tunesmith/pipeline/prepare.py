@@ -42,8 +42,7 @@ from tunesmith.pipeline.inputs import (
 from tunesmith.pipeline.probe import LoadedRun
 from tunesmith.pipeline.recipe import Settled, choose_recipe
 from tunesmith.pipeline.train import Log, RunObserver
-from tunesmith.runs.folder import RunDir, package_versions, verify_results
-from tunesmith.runs.manifest import read_manifest, verify
+from tunesmith.runs.folder import RunDir, package_versions, read_manifest, verify, verify_results
 from tunesmith.speedups.apply import Speedups, apply_speedups, why_not_half
 from tunesmith.training.checkpoint import TOKENIZER_FILE, Identity, content_hash_of, differences
 from tunesmith.training.distributed import Precision, Runtime, has_bf16, make_runtime

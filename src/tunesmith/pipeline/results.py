@@ -25,16 +25,14 @@ from tunesmith.files import hash_file, replacing, write_file
 from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.labels import Task, choose_labels
-from tunesmith.metrics.abstain import HeldOut
-from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds
+from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, HeldOut, fit_thresholds
 from tunesmith.metrics.evidence import describe_constant, encode_rows, keep_rows, rows_to_keep
-from tunesmith.metrics.intervals import Score
+from tunesmith.metrics.table import Score
 from tunesmith.pipeline.prepare import Prepared
 from tunesmith.pipeline.train import Log, RunEnding, RunObserver, ShowProgress
 from tunesmith.report.build import build_report, write_report
 from tunesmith.report.plots import curve_pictures, write_curves
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import RESULTS, retire
+from tunesmith.runs.folder import RESULTS, RunDir, retire
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.training.evaluation import Predictions, predict_rows

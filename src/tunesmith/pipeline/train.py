@@ -37,7 +37,7 @@ from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir, RunLock, describe_environment, end_of, is_run, read_launch, require_own_folder
 
 if TYPE_CHECKING:
-    from tunesmith.metrics.intervals import Score
+    from tunesmith.metrics.table import Score
     from tunesmith.pipeline.prepare import Prepared
     from tunesmith.pipeline.results import RunResult
     from tunesmith.training.run_writer import RunWriter

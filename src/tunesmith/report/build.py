@@ -45,8 +45,16 @@ from tunesmith.report.predictions import (
     make_predictions,
     scores_in_file,
 )
-from tunesmith.runs.curves import Curves, load_curves
-from tunesmith.runs.folder import RunDir, open_run, read_environment, read_holder, read_metrics, read_summary
+from tunesmith.runs.event_log import Curves
+from tunesmith.runs.folder import (
+    RunDir,
+    load_curves,
+    open_run,
+    read_environment,
+    read_holder,
+    read_metrics,
+    read_summary,
+)
 
 if TYPE_CHECKING:
     from tunesmith.report.compare import Comparison

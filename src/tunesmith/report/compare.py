@@ -27,8 +27,8 @@ from tunesmith.report.predictions import (
     labeled_splits,
     split_rank,
 )
-from tunesmith.runs.curves import Curves, load_curves
-from tunesmith.runs.folder import RunDir, open_run, read_metrics, read_summary, verify_results
+from tunesmith.runs.event_log import Curves
+from tunesmith.runs.folder import RunDir, load_curves, open_run, read_metrics, read_summary, verify_results
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,8 +20,13 @@ from numpy.typing import NDArray
 
 from tunesmith.files import require_plain, write_file
 from tunesmith.labels import Task
-from tunesmith.metrics.abstain import HeldOut, coverage_curve
-from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
+from tunesmith.metrics.calibration import (
+    HeldOut,
+    ReliabilityBin,
+    coverage_curve,
+    expected_calibration_error,
+    reliability_bins,
+)
 from tunesmith.report.predictions import (
     Confusion,
     LabelCount,
@@ -31,7 +36,7 @@ from tunesmith.report.predictions import (
     count_labels,
     find_mistakes,
 )
-from tunesmith.runs.curves import Curves, Floats, Series
+from tunesmith.runs.event_log import Curves, Floats, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

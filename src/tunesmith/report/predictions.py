@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunesmith.labels import Task
-from tunesmith.metrics.intervals import wilson_limits
-from tunesmith.metrics.table import confusion_matrix
-from tunesmith.runs.curves import Curves
+from tunesmith.metrics.table import confusion_matrix, wilson_limits
+from tunesmith.runs.event_log import Curves
 
 PROBABILITY = "prob_"
 

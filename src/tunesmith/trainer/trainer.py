@@ -50,8 +50,17 @@ from tunesmith.errors import (
 from tunesmith.events import NonFinite, Note, Resumed, RunStarted, Saved, StepDone
 from tunesmith.files import write_file
 from tunesmith.runs.event_log import first_event, require_journal
-from tunesmith.runs.folder import RunDir, RunLock, checkpoint_step
-from tunesmith.runs.manifest import MANIFEST, publish_folder, read_manifest, require_own_target, sweep, verify
+from tunesmith.runs.folder import (
+    MANIFEST,
+    RunDir,
+    RunLock,
+    checkpoint_step,
+    publish_folder,
+    read_manifest,
+    require_own_target,
+    sweep,
+    verify,
+)
 from tunesmith.speedups.model_graphs import GRAPHS, ModelGraphs
 from tunesmith.speedups.packed_calls import PACKING, PackedCalls
 from tunesmith.trainer.identity import BATCH, is_arrow_dataset, model_mark, trainer_identity

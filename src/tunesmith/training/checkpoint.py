@@ -1,6 +1,6 @@
 """Checkpoints: what a run saves, how it is verified, and how a run continues from it.
 
-A checkpoint is a folder with a manifest (runs/manifest.py) that contains every piece of a TrainState. Files are safetensors and
+A checkpoint is a folder with a manifest (runs/folder.py) that contains every piece of a TrainState. Files are safetensors and
 JSON only; nothing is unpickled.
 """
 
@@ -28,8 +28,7 @@ from torch.optim import Optimizer
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError
 from tunesmith.files import MAX_JSON_BYTES, create, read_plain, write_new
 from tunesmith.models.families import ADAPTER, adapter_files, has_adapters, trained_beside
-from tunesmith.runs.folder import RunDir, checkpoint_step
-from tunesmith.runs.manifest import publish_folder, read_manifest, retire, verify
+from tunesmith.runs.folder import RunDir, checkpoint_step, publish_folder, read_manifest, retire, verify
 from tunesmith.training.state import BestSoFar, TrainState, generator_states, restore_generators
 
 WEIGHTS = "model.safetensors"

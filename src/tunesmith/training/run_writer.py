@@ -21,8 +21,7 @@ from tunesmith.errors import CheckpointError, NumericsError, ResourceError, Stop
 from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
 from tunesmith.files import disk_error, fault_point
 from tunesmith.runs.event_log import Journal, open_journal
-from tunesmith.runs.folder import RunDir, checkpoint_step
-from tunesmith.runs.manifest import publish_folder, read_manifest, require_space, sweep, verify
+from tunesmith.runs.folder import RunDir, checkpoint_step, publish_folder, read_manifest, require_space, sweep, verify
 from tunesmith.training.checkpoint import (
     PIECES,
     VOCABULARY,

@@ -40,9 +40,8 @@ from tunesmith.metrics.calibration import (
     fit_thresholds,
     log_loss_of,
 )
-from tunesmith.metrics.intervals import Array, Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
-from tunesmith.metrics.table import greater_is_better, make_suite
+from tunesmith.metrics.table import Array, Score, greater_is_better, make_suite
 from tunesmith.models.families import last_linear
 from tunesmith.pipeline.folds import held_out_rows
 from tunesmith.pipeline.inputs import read_run_data
@@ -60,8 +59,7 @@ from tunesmith.pipeline.train import (
 )
 from tunesmith.report.build import diagnose_run
 from tunesmith.runs.event_log import read_journal
-from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, RunLock, read_metrics, require_own_folder
-from tunesmith.runs.manifest import retire
+from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, RunLock, read_metrics, require_own_folder, retire
 from tunesmith.tuning.trials import (
     Clock,
     TimeUp,

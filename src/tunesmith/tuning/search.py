@@ -28,8 +28,7 @@ from tunesmith.files import make_folder, open_in_place, user_files, write_file
 from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.pipeline.train import RunObserver, finetune, is_finished
 from tunesmith.report.compare import compare_runs
-from tunesmith.runs.folder import SEARCH_RESULT, RunDir, RunLock, locked, read_holder, trial_folder
-from tunesmith.runs.manifest import retire
+from tunesmith.runs.folder import SEARCH_RESULT, RunDir, RunLock, locked, read_holder, retire, trial_folder
 from tunesmith.tuning.trials import (
     Clock,
     TimeUp,

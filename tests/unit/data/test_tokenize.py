@@ -23,7 +23,7 @@ from tunesmith.data.tokenize import (
     tokenize,
 )
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.runs.manifest import MANIFEST
+from tunesmith.runs.folder import MANIFEST
 
 SHARED = Path(__file__).parents[4] / "shared"
 

@@ -14,7 +14,7 @@ from tunesmith.diagnosis.verdict import CODES, advised_options, diagnose
 from tunesmith.events import Evaluated, Finding, RowsEvaluated, StepDone
 from tunesmith.labels import Task
 from tunesmith.metrics.evidence import BestConstant, encode_rows, keep_rows
-from tunesmith.runs.curves import Curves, curves_from_events
+from tunesmith.runs.event_log import Curves, curves_from_events
 
 MRPC = {"equivalent": 2474, "not_equivalent": 1194}
 """Chance: accuracy 0.675, loss 0.631."""

@@ -12,7 +12,7 @@ from tunesmith.diagnosis.verdict import CODES, diagnose
 from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
 from tunesmith.labels import Task
 from tunesmith.metrics.evidence import BestConstant, RowEvidence, encode_rows, keep_rows, row_losses
-from tunesmith.runs.curves import curves_from_events
+from tunesmith.runs.event_log import curves_from_events
 
 WIDTH = {Task.BINARY: 2, Task.MULTICLASS: 6, Task.MULTILABEL: 5, Task.REGRESSION: 1}
 

@@ -13,7 +13,7 @@ import pytest
 
 from tunesmith.diagnosis.reading import Features, read_curves, read_features
 from tunesmith.diagnosis.verdict import CODES, MODEL_FILE, columns_of, is_possible, weigh_verdicts
-from tunesmith.runs.curves import curves_from_events
+from tunesmith.runs.event_log import curves_from_events
 
 ROOT = Path(__file__).parents[3]
 

@@ -22,8 +22,7 @@ from tunesmith.inference.board import Board
 from tunesmith.inference.server import Listen, make_server, open_socket
 from tunesmith.inference.service import Batcher, LiveModel, PredictionService
 from tunesmith.labels import LabelMap
-from tunesmith.runs.folder import RunDir
-from tunesmith.runs.manifest import write_manifest
+from tunesmith.runs.folder import RunDir, write_manifest
 
 TOKEN = "t" * 43
 

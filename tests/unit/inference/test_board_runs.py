@@ -18,9 +18,8 @@ from tunesmith.events import NonFinite, Note, Resumed, RunEnded, RunStarted, Ste
 from tunesmith.inference import server
 from tunesmith.inference.board import LiveRun, RunIndex, encode_message, is_running, status_of
 from tunesmith.inference.server import load_token
-from tunesmith.runs.curves import load_curves
 from tunesmith.runs.event_log import Journal, peek_journal, truncate_journal
-from tunesmith.runs.folder import RunDir, RunLock
+from tunesmith.runs.folder import RunDir, RunLock, load_curves
 
 
 def write(path: Path, events) -> None:

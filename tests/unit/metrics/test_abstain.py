@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from tunesmith.errors import DataError
-from tunesmith.metrics.abstain import HeldOut, choose_thresholds, coverage_curve
+from tunesmith.metrics.calibration import HeldOut, choose_thresholds, coverage_curve
 
 
 def draw(rng: np.random.Generator, count: int, *, sharpness: float = 1.5) -> tuple[np.ndarray, np.ndarray, HeldOut]:

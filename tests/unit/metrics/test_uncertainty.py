@@ -6,16 +6,20 @@ import numpy as np
 import pytest
 
 from tunesmith.labels import Task
-from tunesmith.metrics.intervals import Score, matthews_design, smooth_counts, weighted_f1_design, wilson_limits
 from tunesmith.metrics.table import (
     Rows,
+    Score,
     auroc_parts,
     confusion_matrix,
     f1_weighted,
     make_suite,
     matthews_correlation,
+    matthews_design,
     metric_names,
     metric_of,
+    smooth_counts,
+    weighted_f1_design,
+    wilson_limits,
 )
 
 

@@ -16,7 +16,7 @@ from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.inference.predictor import Predictor
 from tunesmith.metrics.calibration import MovedThresholds
 from tunesmith.runs.event_log import read_journal
-from tunesmith.runs.manifest import read_manifest
+from tunesmith.runs.folder import read_manifest
 
 
 def losses(result: Any) -> list[float]:

@@ -120,7 +120,7 @@ def test_scores_come_first_from_metrics_json(synthetic: SimpleNamespace, tmp_pat
 
 
 def test_scores_fall_back_to_best_step_of_event_log(synthetic: SimpleNamespace) -> None:
-    from tunesmith.runs.curves import curves_from_events
+    from tunesmith.runs.event_log import curves_from_events
 
     curves = curves_from_events(synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4], accuracy=[0.7, 0.9, 0.8]))
     found = {s.name: s for s in headline_scores({}, curves)}

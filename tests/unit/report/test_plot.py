@@ -12,7 +12,7 @@ import pytest
 
 from tunesmith.events import StepDone
 from tunesmith.report.plots import darken, draw_curves, figure_bytes
-from tunesmith.runs.curves import Curves, curves_from_events
+from tunesmith.runs.event_log import Curves, curves_from_events
 
 
 @pytest.fixture

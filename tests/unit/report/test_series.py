@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from tunesmith.events import Evaluated, Event, Resumed, RunStarted, StepDone
-from tunesmith.runs.curves import Series, curves_from_events, load_curves
-from tunesmith.runs.event_log import Journal, read_journal, truncate_journal
+from tunesmith.runs.event_log import Journal, Series, curves_from_events, read_journal, truncate_journal
+from tunesmith.runs.folder import load_curves
 
 
 def series(values: list[float]) -> Series:

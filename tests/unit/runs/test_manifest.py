@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tunesmith.errors import CheckpointError, ResourceError
-from tunesmith.runs.folder import RunLock
-from tunesmith.runs.manifest import MANIFEST, publish_folder, read_manifest, retire, sweep, verify
+from tunesmith.runs.folder import MANIFEST, RunLock, publish_folder, read_manifest, retire, sweep, verify
 
 
 def fill(folder: Path) -> None:

@@ -16,7 +16,7 @@ from peft_models import ATTENTION, KINDS, adapted, lora
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 from tunesmith.errors import CheckpointError
-from tunesmith.runs.manifest import verify
+from tunesmith.runs.folder import verify
 
 
 def make(folder: Path, model: Any, **options: Any) -> Any:
