@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 Setting = Literal["auto", "on", "off"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ON_A_GPU = ("fused_layers", "cuda_graphs")
-"""Not reported on a CPU."""
+"""Options that only matter on a GPU; on a CPU they are not reported."""
 
 
 @dataclass
@@ -69,20 +69,20 @@ class Speedups:
     """Options of speedups that were switched off during the run."""
 
     def best_order(self, device: torch.device) -> Sampling:
-        """Default order of the examples: packed batches on a GPU gain nothing from examples of similar length."""
+        """Return the default order of the examples: packed batches on a GPU don't profit from batches of similar length."""
         return "random" if device.type == "cuda" and "padding_free" in self.parts else "group_by_length"
 
     @property
     def undisturbed(self) -> bool:
-        """Whether no user code runs between two steps that could change the model."""
+        """Return whether no user code runs between two steps that could change the model."""
         return self.fused is not None and self.fused.kept_fresh
 
     def whole(self) -> AbstractContextManager[None]:
-        """Give the model its whole vocabulary inside this context."""
+        """Restore the whole vocabulary of the model inside this context."""
         return nullcontext() if self.vocabulary is None else self.vocabulary.whole()
 
     def why_not(self, name: str) -> str | None:
-        """Why a speedup no longer fits the model, after the model was changed; None if it fits."""
+        """Return why a speedup no longer fits a model that was changed; None if it fits."""
         checks = {
             "padding_free": why_not,
             "cls_only_last_layer": why_not_first_token,
@@ -92,7 +92,7 @@ class Speedups:
 
     @contextmanager
     def without(self, names: Iterable[str]) -> Iterator[None]:
-        """Switch these parts off inside this context."""
+        """Switch these speedups off inside this context."""
         off = [name for name in self.parts if name in names]
         for name in off:
             self.parts[name].disable()
@@ -108,7 +108,7 @@ class Speedups:
                 self.fused.first_token_only = first
 
     def drop(self, name: str) -> None:
-        """Switch a part off for the rest of the run. `adapted` unpacks batches that are already packed."""
+        """Switch a speedup off for the rest of the run. `adapted` unpacks batches that are already packed."""
         self.dropped.add(name)
         self.parts.pop(name).disable()
         if name == "cls_only_last_layer" and self.fused is not None:
@@ -135,7 +135,7 @@ class Speedups:
     def replay(
         self, window: Window, rate: float, factor: float, body: Body, fingerprint: Callable[[], Hashable | None]
     ) -> torch.Tensor | None:
-        """Return the numbers of a step that is replayed as a CUDA graph; None if the caller has to run it."""
+        """Replay the step as a CUDA graph and return its numbers; None if the caller has to run it."""
         if self.graphs is None:
             return None
         return self.graphs.run(window.micro_batches, rate, factor, body, fingerprint())
@@ -150,7 +150,7 @@ class Speedups:
         return self.graphs is not None and self.graphs.let_go()
 
     def close(self) -> None:
-        """Give the plain model back, and free the memory of CUDA graphs."""
+        """Restore the plain model, and free the memory of CUDA graphs."""
         if self.graphs is not None:
             self.graphs.close()
         if self.vocabulary is not None:
@@ -223,7 +223,7 @@ def _why_padded(model: nn.Module, padding: Padding) -> str | None:
 def _shaped(
     collate: Any, fused: FusedStack | None, rows: TokenRows | None, longest: int | None, applied: dict[str, Any]
 ) -> Collate:
-    """Collate into few shapes: packed batches are filled up, padded ones rounded up to a few widths."""
+    """Return a collator with few different shapes: packed batches are filled up, padded ones rounded up to a few widths."""
     if isinstance(collate, Packing):
         return replace(collate, filled=True, finest=64 if fused is None else 128)
     longest = longest if rows is None else int(rows.lengths.max(initial=0))
@@ -235,7 +235,7 @@ def _shaped(
 
 
 def _ids_of_batches(model: nn.Module, rows: TokenRows, padding: Padding) -> npt.NDArray[np.int64]:
-    """Every token id that a batch can contain, with padding and filling."""
+    """Return every token id that a batch can contain, including padding and filling."""
     used = rows.used_ids(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
     return np.union1d(used, [padding.pad_token_id, FILLER])
 
@@ -297,7 +297,7 @@ def _wanted(name: str, setting: Setting, reason: str | None, notes: list[str]) -
 
 
 def why_not_half(model: nn.Module, runtime: Runtime) -> str | None:
-    """Why this model cannot compute in half precision: transformers' DeBERTa (v1) fills masks with float32's smallest number."""
+    """Return why this model can't compute in half precision: DeBERTa (v1) fills masks with the smallest float32 number."""
     if runtime.precision == "no":
         return None
     try:

@@ -1,4 +1,4 @@
-"""Whole optimizer steps as CUDA graphs: one launch a step, one graph for each shape of window."""
+"""Whole optimizer steps as CUDA graphs: one launch per step, one graph for each shape of a window."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from tunesmith.speedups.packing import Layout
 log = logging.getLogger(__name__)
 
 Body = Callable[[list[Batch], torch.Tensor, torch.Tensor], torch.Tensor]
-"""(micro-batches on the device, learning rate, factor of the summed loss) -> the step's numbers, after the update."""
+"""(micro-batches on the device, learning rate, factor of the summed loss) -> the numbers of the step, after the update."""
 Shape = tuple[Any, ...]
 
 MOST = 48
-"""Captures of a run. Each graph holds the nodes of a step (some MB on the host); all share one pool of device memory."""
+"""Maximum number of captures per run. A graph takes some MB on the host; all graphs share one pool of device memory."""
 
 
 _REFUSED = (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError)
-"""What a capture ends with where a step does what cannot be captured."""
+"""Errors of a capture whose step does something that can't be captured."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class _Captured:
 
 
 class StepGraphs:
-    """Captures a step when its shape comes for the second time; the first runs as it is and warms everything up.
+    """Captures a step when its shape comes for the second time; the first time it runs uncaptured and warms everything up.
 
-    A captured step reads its batch, rate and factor from fixed places on the device and draws its dropout from torch's
-    generator as it is seeded before the replay, so a step gives the same bits captured or not, and resumes exactly.
+    A captured step reads batch, learning rate and factor from fixed memory on the device, and draws dropout from torch's
+    generator, which is seeded before the replay. So captured and uncaptured steps are bit-identical, and a run resumes exactly.
     """
 
     def __init__(self, device: torch.device, before: Callable[[], None] | None = None, *, padded: bool = False) -> None:
         self._device, self._padded = device, padded
         self.before = [] if before is None else [before]
-        """Called before every replay."""
+        """Functions to call before every replay."""
         self._around: Hashable = None
         self._pool: Any = None
         self._seen: Counter[Shape] = Counter()
@@ -64,7 +64,7 @@ class StepGraphs:
         self._rate = torch.zeros((), dtype=torch.float64, device=device)
         self._factor = torch.zeros((), device=device)
         self.off = False
-        """Set after a capture that failed; steps run uncaptured from then on."""
+        """Set after a failed capture: all further steps run uncaptured."""
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -72,9 +72,9 @@ class StepGraphs:
     def run(
         self, batches: tuple[Batch, ...], rate: float, factor: float, body: Body, around: Hashable = ()
     ) -> torch.Tensor | None:
-        """The numbers of the step, replayed; None when it is to be run uncaptured, as always while `around` is None.
+        """Replay the step and return its numbers; None if it has to run uncaptured, as always if `around` is None.
 
-        `around` is what the body has built in: what was captured before it changed is of no use any more.
+        `around` identifies everything that a capture has fixed. If it changes, all graphs are dropped.
         """
         shape = tuple(_shape_of(batch, padded=self._padded) for batch in batches)
         if self.off or None in shape or around is None:
@@ -122,7 +122,7 @@ class StepGraphs:
         return _Captured(graph, fixed, numbers)
 
     def let_go(self) -> bool:
-        """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""
+        """Drop all graphs after an out-of-memory error; return whether there were any. Further steps run uncaptured."""
         if not self._graphs:
             return False
         log.warning("out of memory: the captured steps are released, and steps run uncaptured, which needs less")
@@ -131,7 +131,7 @@ class StepGraphs:
         return True
 
     def close(self) -> None:
-        """Gives back what captured steps hold."""
+        """Drop all graphs and their memory."""
         if self._graphs and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._graphs.clear()
@@ -139,7 +139,7 @@ class StepGraphs:
 
 
 def forget_broken_capture(device: torch.device) -> None:
-    """Leave the device as if nothing had been captured; the generator of a broken capture would refuse to draw."""
+    """Reset the device after a failed capture, whose generator would refuse to draw."""
     torch.cuda.synchronize()
     fresh = torch.Generator(device=device)
     torch.cuda.default_generators[device.index or 0].graphsafe_set_state(fresh)
@@ -149,7 +149,7 @@ _READS = ("cudaErrorStreamCapture", "Cannot copy between CPU and CUDA tensors")
 
 
 def capture_failure(error: BaseException) -> str:
-    """Why a capture was refused. What torch and CUDA say of a read names neither the model nor the read."""
+    """Return why a capture failed, in words: the messages of torch and CUDA name neither the model nor the operation."""
     if any(text in str(error) for text in _READS):
         return "the model reads values back from the GPU in the middle of a step"
     return short_text(error)
@@ -157,9 +157,10 @@ def capture_failure(error: BaseException) -> str:
 
 @contextmanager
 def capturing(graph: Any, pool: Any) -> Iterator[None]:
-    """Python frees no cycles inside: pinned memory of an earlier run, freed in the middle of a capture, would record its event
-    in the captured stream, and every later use of pinned memory would ask that event in vain. Other threads continue (batches
-    are pinned, checkpoints copied): only this one must not touch the device."""
+    """Capture without garbage collection: if pinned memory of an earlier run were freed meanwhile, its event would be recorded in
+    the captured stream, and every later use of pinned memory would fail. Other threads continue to pin batches and to copy
+    checkpoints; only this thread must not use the device otherwise.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -176,7 +177,7 @@ def capturing(graph: Any, pool: Any) -> Iterator[None]:
 
 
 def _shape_of(batch: Batch, *, padded: bool = False) -> Shape | None:
-    """What must be equal for two batches to share a graph; None for a batch that is not packed, unless `padded`."""
+    """Return what two batches must have in common to share a graph; None for a batch that isn't packed, unless `padded`."""
     layout = batch.inputs.get("layout")
     if batch.labels is None or not (padded or isinstance(layout, Layout)):
         return None
@@ -190,7 +191,7 @@ def _shape_of(batch: Batch, *, padded: bool = False) -> Shape | None:
 
 
 def _place(batch: Batch, device: torch.device) -> Batch:
-    """A batch of the same shapes on the device, in its own memory."""
+    """Return a copy of the batch on the device, in separate memory."""
     tensors = tensors_of(batch)
     if batch.block is None:
         return with_tensors(batch, [tensor.to(device, copy=True) for tensor in tensors])
@@ -199,7 +200,7 @@ def _place(batch: Batch, device: torch.device) -> Batch:
 
 
 def _copy_into(fixed: Batch, batch: Batch) -> None:
-    """The batch's values in the memory that a graph reads."""
+    """Copy a batch into the memory that a graph reads."""
     if fixed.block is not None and batch.block is not None:
         fixed.block.copy_(batch.block, non_blocking=True)
         return
@@ -208,23 +209,23 @@ def _copy_into(fixed: Batch, batch: Batch) -> None:
 
 
 class LengthBuckets:
-    """The strategy as applied to one run: whether batches are padded to one of few widths."""
+    """Switch of one run: whether batches are padded to one of few widths."""
 
     def __init__(self) -> None:
         self.on = True
 
     def enable(self) -> None:
-        """Few widths."""
+        """Pad to few widths."""
         self.on = True
 
     def disable(self) -> None:
-        """Each batch as wide as its longest row."""
+        """Pad each batch to its longest example."""
         self.on = False
 
 
 @dataclass(frozen=True)
 class BucketPadding(Padding):
-    """Pads to a multiple that grows with the length, never beyond the longest row of the data: positions end somewhere."""
+    """Pads to a multiple that grows with the length, but never beyond the longest example, because positions are limited."""
 
     longest: int = 0
     switch: LengthBuckets = field(default_factory=LengthBuckets)
@@ -241,21 +242,21 @@ def bucket_width(longest: int) -> int:
 
 
 def bucketed(padding: Padding, longest: int) -> BucketPadding:
-    """The same padding, in buckets."""
+    """Return the same padding with few widths."""
     return BucketPadding(padding.pad_token_id, padding.pad_token_type_id, padding.side, longest=longest)
 
 
 def is_too_wide(batch: Batch) -> bool:
-    """Whether a padded batch has columns that no row reaches."""
+    """Return whether a padded batch has columns that contain only padding."""
     mask = batch.inputs.get("attention_mask")
     return isinstance(mask, torch.Tensor) and not (bool(mask[:, 0].any()) and bool(mask[:, -1].any()))
 
 
 def why_not_captured(model: nn.Module) -> str | None:
-    """Why padded steps of this model are not captured; None where they can be tried.
+    """Return why padded steps of this model are not captured; None if a capture can be tried.
 
-    User code may do what a replay would not repeat. transformers' own does so in two ways: it waits for the device,
-    which ends the capture, or it draws on the host, which `no_host_randomness` notices.
+    A replay would not repeat work of user code on the host. Models of transformers do such work in two ways: they wait for the
+    device, which makes the capture fail, or they draw random numbers on the host, which `no_host_randomness` detects.
     """
     if not type(model).__module__.startswith("transformers.models."):
         return f"{type(model).__name__} is not a class of transformers, and may do work on the host that a replay would skip"
@@ -266,7 +267,7 @@ def why_not_captured(model: nn.Module) -> str | None:
 
 @contextmanager
 def no_host_randomness() -> Iterator[None]:
-    """Raises a RuntimeError if random numbers were drawn on the host inside: a captured step would never draw them again."""
+    """Raise a RuntimeError if random numbers were drawn on the host in this block: a replay would not draw them again."""
     before = _host_generators()
     yield
     if _host_generators() != before:
@@ -274,7 +275,7 @@ def no_host_randomness() -> Iterator[None]:
 
 
 def _host_generators() -> tuple[bytes, str, str]:
-    """Where Python's, NumPy's and torch's generators on the host stand."""
+    """Return the states of the host's generators of Python, NumPy and torch."""
     return torch.get_rng_state().numpy().tobytes(), repr(random.getstate()), repr(np.random.get_state())
 
 
@@ -282,11 +283,11 @@ STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _SETTINGS = ("weight_decay", "betas", "eps", "amsgrad", "maximize")
 REQUIRES_GRAD, DTYPE = attrgetter("requires_grad"), attrgetter("dtype")
 HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
-"""What sees the gradient of a parameter as soon as it is there (`is_hooked`); read for all of them before every step."""
+"""Hooks on the gradient of a parameter; they are read for all parameters before every step."""
 
 
 class Fingerprint:
-    """Of a model and its optimizer, taken before each step: a replay would not notice what they have become."""
+    """Identity of a model and its optimizer, compared before each step, because a replay would not notice changes."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         self._model, self._optimizer = model, optimizer
@@ -310,7 +311,7 @@ class Fingerprint:
         return [p for p in chain.from_iterable(map(dict.values, self._tables)) if p is not None]
 
     def of_model(self) -> Hashable:
-        """Equal as long as the model is the one that the speedups were proved on: its parts, their classes and hooks."""
+        """Return a value that changes if modules, their classes, their hooks or their parameters are replaced."""
         if self._child_ids() != self._children:
             self._list_modules()
         parts = (*map(id, self._modules), *map(id, map(type, self._modules)))
@@ -323,7 +324,7 @@ class Fingerprint:
         return parts, forwards, hooks, trained, tuple(getattr(config, name, None) for name in asked)
 
     def of_step(self) -> Hashable | None:
-        """Equal as long as a captured step still does what it would do uncaptured; None while a hook is called inside one."""
+        """Return a value that changes if a captured step would no longer equal the plain one; None if a hook listens."""
         assert self._optimizer is not None
         parameters = self._parameters()
         of_optimizer = [getattr(self._optimizer, name) for name in STEP_HOOKS if hasattr(self._optimizer, name)]
@@ -335,7 +336,7 @@ class Fingerprint:
         return places, self._drop_shares(), settings, trained, self._changes_of_moments()
 
     def of_call(self) -> Hashable | None:
-        """Equal as long as a captured call of the model does what the model does; None while a hook listens to it."""
+        """Return a value that changes if a captured call would no longer equal the plain one; None if a hook listens."""
         model = self.of_model()
         if is_watched(filter(None, self._hooks)):
             return None
@@ -345,9 +346,9 @@ class Fingerprint:
         return (*[m.p for m in self._dropouts], *[a.get(n) for a, n in self._shares])
 
     def _changes_of_moments(self) -> int:
-        """How often the optimizer's state came to lie elsewhere, as what a checkpoint or `load_state_dict` puts in does.
+        """Return how often the state of the optimizer moved to other memory, as after `load_state_dict`.
 
-        The first step makes it: that is not a change.
+        The first step creates the state, which doesn't count.
         """
         assert self._optimizer is not None
         values = chain.from_iterable(state.values() for state in self._optimizer.state.values())

@@ -18,7 +18,7 @@ from tunesmith.models.families import is_compiled
 
 
 class DeterministicEmbedding(nn.Embedding):
-    """`nn.Embedding` whose gradient is that of `look_up`."""
+    """`nn.Embedding` with a deterministic gradient."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if self.max_norm is not None or self.scale_grad_by_freq or self.sparse:
@@ -27,7 +27,7 @@ class DeterministicEmbedding(nn.Embedding):
 
 
 class DeterministicEmbeddings:
-    """The embeddings of one model with a deterministic gradient. `disable` leaves the model as it was."""
+    """The embeddings of one model with a deterministic gradient. `disable` restores the model."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -42,13 +42,13 @@ class DeterministicEmbeddings:
             module.__class__ = DeterministicEmbedding
 
     def disable(self) -> None:
-        """Give every module its own class back."""
+        """Restore the class of every module."""
         while self._swapped:
             self._swapped.pop().__class__ = nn.Embedding
 
 
 def look_up(table: torch.Tensor, ids: torch.Tensor, padding: int | None) -> torch.Tensor:
-    """The rows of a table, whose gradient is summed in a fixed order."""
+    """Look up rows of a table; their gradient is summed in a fixed order."""
     if not torch.is_grad_enabled():
         return torch.embedding(table, ids)
     found: torch.Tensor = _Rows.apply(table, ids, -1 if padding is None else padding)  # type: ignore[no-untyped-call]
@@ -84,19 +84,19 @@ def deterministic(*, strict: bool = False) -> Iterator[None]:
 
 
 class _Order:
-    """Deterministic algorithms while the backward pass of an attention runs, in whichever thread."""
+    """Switches deterministic algorithms on while the backward pass of an attention runs, in any thread."""
 
     def __init__(self) -> None:
         self._held: Any = None
 
     def begin(self, _: Any) -> None:
-        """Before the node."""
+        """Switch them on before the node."""
         self.settle()
         self._held = deterministic(strict=True)
         self._held.__enter__()
 
     def settle(self, *_: Any) -> None:
-        """After the node, or after a backward pass that was interrupted inside it."""
+        """Switch them off after the node, or after a backward pass that was interrupted inside it."""
         held, self._held = self._held, None
         if held is not None:
             held.__exit__(None, None, None)
@@ -109,7 +109,7 @@ _NODES = ("FlashAttentionBackward", "EfficientAttentionBackward")
 
 
 def order_gradient(out: torch.Tensor) -> torch.Tensor:
-    """The output of an attention; the backward pass of its kernel adds in a fixed order."""
+    """Return the output of an attention unchanged; the backward pass of its kernel will sum in a fixed order."""
     node = kernel_node(out.grad_fn) if out.is_cuda else None
     if node is not None:
         node.register_prehook(_order.begin)
@@ -118,7 +118,7 @@ def order_gradient(out: torch.Tensor) -> torch.Tensor:
 
 
 def kernel_node(node: Any, depth: int = 4) -> Any:
-    """The autograd node of a kernel with atomics; torch may cut off padding or cast behind it. None if there is none."""
+    """Find the autograd node of a kernel with atomics, at most `depth` levels back (torch may slice or cast in between)."""
     if node is None or depth == 0:
         return None
     if any(name in node.name() for name in _NODES):

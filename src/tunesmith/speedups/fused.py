@@ -1,5 +1,5 @@
-"""What every stack of fused layers has: the parts of an encoder layer (post-norm layers of BERT's kind, by whatever names
-transformers has them), half-precision copies of its matrices, and a forward in place of transformers'.
+"""Fused encoder layers: the parts of a layer under transformers' names, half-precision copies of its matrices, and a forward pass
+that replaces transformers'.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tunesmith.speedups.relative import DebertaRows, MpnetRows, RowAttention, co
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """Self-attention, its norm, feed-forward, its norm, and the dropouts after each (None: there is none)."""
+    """The modules of a layer: self-attention, its norm, feed-forward, its norm, and the dropout after each (None: without)."""
 
     query: nn.Linear
     key: nn.Linear
@@ -43,7 +43,7 @@ class LayerParts:
     output_norm: nn.LayerNorm
     heads: int
     attention: Any
-    """The module whose `scaling` the scores are multiplied by; with attention by distances, the one that knows them."""
+    """The module with the factor of the scores (`scaling`); for relative attention, the module that knows the distances."""
     drop_weights: nn.Dropout
     drop_attention: nn.Dropout | None
     drop_output: nn.Dropout
@@ -98,7 +98,7 @@ _KINDS = {
 
 
 def parts_of(model: nn.Module) -> list[LayerParts]:
-    """The parts of each layer of a model that `why_not_fused` has nothing against."""
+    """Return the parts of each layer of a model that `why_not_fused` accepts."""
     anatomy = anatomy_of(model)
     assert anatomy.family.layers is not None
     read = _KINDS[str(model.config.model_type)]  # type: ignore[union-attr]
@@ -106,7 +106,7 @@ def parts_of(model: nn.Module) -> list[LayerParts]:
 
 
 def why_not_fused(model: nn.Module) -> str | None:
-    """Why the layers of this model must run as transformers wrote them; None when they can run fused."""
+    """Return why the layers of this model can't run fused; None if they can."""
     reason = why_not(model)
     if reason:
         return reason
@@ -136,19 +136,19 @@ def why_not_fused(model: nn.Module) -> str | None:
 
 
 class Copies(Protocol):
-    """Of one layer: parameters, and for each of them the copy that products are computed with."""
+    """The parameters of one layer, and the half-precision copies that matmuls read."""
 
     @property
     def copied(self) -> Sequence[torch.Tensor]:
-        """The parameters."""
+        """Return the parameters."""
 
     @property
     def targets(self) -> Sequence[torch.Tensor]:
-        """Their copies."""
+        """Return their copies."""
 
 
 class FusedStack:
-    """The strategy as applied to one model. `disable` leaves the model as it was."""
+    """The fused layers of one model. `disable` restores the model."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, *, first_token_only: bool) -> None:
         reason = why_not_fused(model)
@@ -163,36 +163,36 @@ class FusedStack:
         self._copied = [p for layer in copies for p in layer.copied]
         self._seen: list[tuple[int, int]] = []
         self.kept_fresh = False
-        """Set where nothing but an optimizer's kernel, which writes the copies too, writes weights between steps."""
+        """Set if only the fused optimizer kernel, which also updates the copies, writes weights between steps."""
         self.enable()
 
     def _uncalled(self) -> Iterable[nn.Module]:
-        """The modules whose work is done without calling them."""
+        """Return the modules that are computed without being called."""
         raise NotImplementedError
 
     def _copies(self, model: nn.Module) -> Sequence[Copies]:
-        """Those of each layer."""
+        """Return the copies of each layer."""
         raise NotImplementedError
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        """In place of the stack's own forward."""
+        """Replace the forward pass of the layers."""
         raise NotImplementedError
 
     @property
     def copies(self) -> dict[torch.Tensor, torch.Tensor]:
-        """Each parameter that has one, with its copy."""
+        """Return the parameters that have a copy, with their copies."""
         return dict(zip(self._copied, self._targets, strict=True))
 
     def enable(self) -> None:
-        """Let the stack run fused."""
+        """Replace the forward pass by the fused one."""
         self._stack.forward = self._forward
 
     def disable(self) -> None:
-        """Give the stack its own forward back."""
+        """Restore the original forward pass."""
         vars(self._stack).pop("forward", None)
 
     def refresh_if_changed(self) -> None:
-        """Copy the weights if anything but the optimizer's kernel wrote to them, or put others in their place."""
+        """Update the copies if anything but the optimizer kernel changed or replaced the weights."""
         seen = [(p._version, p.data_ptr()) for p in self._copied]
         if seen != self._seen:
             self._refresh()
@@ -203,7 +203,7 @@ class FusedStack:
             torch._foreach_copy_(self._targets, self._copied)
 
     def _prepare(self, calls: int, device: torch.device) -> torch.Tensor:
-        """Copies as the weights are now; one seed for each call that drops values."""
+        """Update the copies; return one seed for each call that applies dropout."""
         if self.kept_fresh:
             self.refresh_if_changed()
         else:  # copied again each time: a write through `.data` leaves no sign
@@ -212,21 +212,21 @@ class FusedStack:
         return torch.randint(2**62, (calls,), device=device) if self._stack.training else self._targets[0]
 
     def _is_watched(self) -> bool:
-        """All user hooks, and our hooks that look for NaN or infinity."""
+        """Return whether hooks of the user, or ours that look for NaN or inf, listen to a layer."""
         return any(module._forward_hooks for module in self._inner) or is_watched(self._listeners)
 
 
 def probability(dropout: nn.Module | None, training: bool) -> float:
-    """The share of values that a layer's dropout drops now."""
+    """Return the current dropout rate."""
     return dropout.p if training and isinstance(dropout, nn.Dropout) else 0.0
 
 
 Distances = tuple[RowAttention, "torch.Tensor | None"]
-"""Attention by distances, and what all layers share of it in a step."""
+"""Attention by distances, and what the layers of a step share for it."""
 
 
 class LayerCopies:
-    """The matrices of one layer in the type that products are computed in; query, key and value as one."""
+    """The matrices of one layer in half precision; query, key and value are one matrix."""
 
     def __init__(self, parts: LayerParts, dtype: torch.dtype) -> None:
         weight = parts.query.weight
@@ -245,7 +245,7 @@ class LayerCopies:
 
 
 class FusedLayers(FusedStack):
-    """Layers of BERT's kind."""
+    """Post-norm layers as in BERT."""
 
     _layers: list[LayerCopies]
 
@@ -259,7 +259,7 @@ class FusedLayers(FusedStack):
         return self._layers
 
     def _forward(self, hidden_states: torch.Tensor, *args: Any, layout: Layout | None = None, **kwargs: Any) -> Any:
-        """Packed batches fused; others, and all while a hook listens to a layer, as transformers runs them."""
+        """Run packed batches fused. Other batches, and all batches while a hook listens to a layer, run as in transformers."""
         packed = self._context.layout if layout is None else layout
         if packed is None or self._is_watched():
             given = kwargs if layout is None else {**kwargs, "layout": layout}
@@ -292,7 +292,7 @@ def _run_layer(
     layer: LayerCopies, residual: torch.Tensor, x: torch.Tensor, layout: Layout, *,
     first_only: bool, training: bool, seeds: torch.Tensor, call: int, distances: Distances | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """One layer: the residual stream as it is stored and as products take it."""
+    """Run one layer; return the residual stream as it is stored and in half precision."""
     parts = layer.parts
     context, residual = _attend(
         layer, residual, x, layout, first_only=first_only, training=training, seeds=seeds, call=call,
@@ -314,7 +314,7 @@ def _attend(
     layer: LayerCopies, residual: torch.Tensor, x: torch.Tensor, layout: Layout, *,
     first_only: bool, training: bool, seeds: torch.Tensor, call: int, distances: Distances | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(what attention makes of x, the residual that goes with it: all tokens, or the first ones)."""
+    """Return the attention output, and the residual that belongs to it: of all tokens, or of the first ones."""
     parts = layer.parts
     width, drop = parts.query.out_features, probability(parts.drop_weights, training)
     placed = None
@@ -337,9 +337,10 @@ def _attend(
 def _project(
     layer: LayerCopies, firsts: torch.Tensor | None, x: torch.Tensor, placed: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """(queries of first tokens or None, (tokens, 3 or 2, heads, size): query, key, value, or key and value of every token).
+    """Project the input: return the queries of first tokens (or None), and query, key and value of every token as
+    (tokens, 3 or 2, heads, size).
 
-    What belongs to distances is projected with the tokens, by the same matrices in the same product, and lies behind them.
+    Embeddings of distances are appended to the tokens and projected in the same matmul.
     """
     width = layer.parts.query.out_features
     shape = (layer.parts.heads, width // layer.parts.heads)
@@ -357,7 +358,7 @@ def _attend_in_kernels(
     distances: Distances, parts: LayerParts, packed: torch.Tensor, layout: Layout, *, drop: float, seeds: torch.Tensor,
     call: int,
 ) -> torch.Tensor:  # fmt: skip
-    """The same as `_attend_by_distance` for all tokens, in our own kernels."""
+    """Compute `_attend_by_distance` for all tokens with our own kernels."""
     rows, shared = distances
     options: dict[str, Any] = {"drop": drop, "seeds": seeds, "call": call}
     if not isinstance(rows, DebertaRows):
@@ -377,7 +378,7 @@ def _attend_by_distance(
     distances: Distances, parts: LayerParts, firsts: torch.Tensor | None, packed: torch.Tensor, counts: tuple[int, int],
     *, drop: float, first_only: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention with scores that know how far apart tokens are; `counts`: queries and keys that are tokens."""
+    """Compute attention with scores that depend on distances; `counts` are the numbers of queries and keys that are tokens."""
     rows, shared = distances
     q, k, v = packed.unbind(1) if firsts is None else (firsts, *packed.unbind(1))
     queries, keys = counts
@@ -392,11 +393,11 @@ def _attend_by_distance(
 
 
 Angles = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines of (tokens, head size)."""
+"""Cosines and sines, each (tokens, head size)."""
 
 
 class ModernCopies:
-    """The matrices of one layer in the type that products are computed in."""
+    """The matrices of one layer in half precision."""
 
     def __init__(self, layer: Any, dtype: torch.dtype) -> None:
         self.layer = layer
@@ -405,7 +406,7 @@ class ModernCopies:
 
 
 class FusedModern(FusedStack):
-    """The whole bare model, which has embeddings, layers and the last norm in one forward; embeddings are called as they are."""
+    """ModernBERT, whose embeddings, layers and last norm are one forward pass; the embeddings are called as they are."""
 
     def _uncalled(self) -> Iterable[nn.Module]:
         return chain(self._stack.layers.modules(), [self._stack.final_norm])
@@ -422,7 +423,7 @@ class FusedModern(FusedStack):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Packed batches fused; others, and all while a hook listens to a layer, as transformers runs them."""
+        """Run packed batches fused. Other batches, and all batches while a hook listens to a layer, run as in transformers."""
         layout: Layout | None = kwargs.get("layout")
         asked = kwargs.get("output_hidden_states") or kwargs.get("output_attentions")
         if layout is None or position_ids is None or asked or self._is_watched():
@@ -457,7 +458,7 @@ def _run_modern_layer(
     copies: ModernCopies, norm: nn.LayerNorm, residual: torch.Tensor, x: torch.Tensor, layout: Layout, angles: Angles, *,
     training: bool, last: bool, seeds: torch.Tensor, call: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """One layer, and the norm that follows it: the residual stream, and its norm as products take it; at the end, the norm."""
+    """Run one layer and the norm that follows it; return the residual stream and its norm, at the end only the norm."""
     attn, mlp = copies.layer.attn, copies.layer.mlp
     (qkv, attention_output, widen, narrow), weights = copies.targets, copies.copied
     heads = attn.config.num_attention_heads
@@ -478,6 +479,6 @@ def _run_modern_layer(
 
 
 def fuse_layers(model: nn.Module, dtype: torch.dtype, *, first_token_only: bool) -> FusedStack:
-    """Fused layers of the kind that this model has."""
+    """Return the fused layers for this kind of model."""
     kind = FusedModern if getattr(model.config, "model_type", None) == "modernbert" else FusedLayers
     return kind(model, dtype, first_token_only=first_token_only)

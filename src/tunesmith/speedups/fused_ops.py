@@ -1,4 +1,4 @@
-"""The pieces of an encoder layer with as few passes over memory as they need; triton where it is, torch elsewhere."""
+"""The operations of a fused encoder layer, with few passes over memory: Triton kernels if available, torch otherwise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tunesmith.training.distributed import has_triton
 
 
 def weight_gradient(d_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """d_out.T @ x in float32: half-precision factors, and no rounding of their sum."""
+    """Return d_out.T @ x in float32, from half-precision factors and without rounding the sum."""
     if x.dtype == torch.float32 or x.device.type != "cuda":
         return (d_out.t() @ x).float()
     return torch.mm(d_out.t(), x, out_dtype=torch.float32)
 
 
 class _Ones:
-    """Vectors of ones that stay where they are: captured steps still read the shorter ones after a longer was made."""
+    """Vectors of ones that stay in place, because captured steps still read shorter ones after a longer one was made."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
@@ -37,7 +37,7 @@ ones = _Ones()
 
 
 def sum_rows(x: torch.Tensor) -> torch.Tensor:
-    """The float32 sum over the first dimension. As a product with ones it takes half the time of torch's sum on a GPU."""
+    """Return the float32 sum over the first dimension; a matmul with ones takes half the time of torch's sum on a GPU."""
     if x.device.type != "cuda":
         return x.sum(0, dtype=torch.float32)
     flat = x.reshape(x.shape[0], -1)
@@ -47,7 +47,7 @@ def sum_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 class _CopiedLinear(torch.autograd.Function):
-    """x @ weight.T (+ bias) through copies in the type of `x`; gradients go to the parameters they are copies of."""
+    """x @ weight.T (+ bias), computed with half-precision copies; gradients go to the original parameters."""
 
     @staticmethod
     def forward(
@@ -74,13 +74,13 @@ class _CopiedLinear(torch.autograd.Function):
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *parameters: torch.Tensor) -> torch.Tensor:
-    """x @ weight.T + bias; `parameters` are the weights, then the biases, that the two are made of, in order."""
+    """Return x @ weight.T + bias. `parameters` are the originals of `weight` and then of `bias`, in order."""
     out: torch.Tensor = _CopiedLinear.apply(x, weight, bias, *parameters)  # type: ignore[no-untyped-call]
     return out
 
 
 class _GeluLinear(torch.autograd.Function):
-    """GELU(x + bias) @ weight.T. The activation is computed again for the backward pass: half the memory of the layer."""
+    """GELU(x + bias) @ weight.T. The activation is recomputed in the backward pass, which halves the memory of the layer."""
 
     @staticmethod
     def forward(
@@ -113,15 +113,15 @@ class _GeluLinear(torch.autograd.Function):
 
 
 def gelu_linear(x: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """GELU(x + bias) @ weight.T; `weight` is a copy of `parameter` in the type of `x`."""
+    """Return GELU(x + bias) @ weight.T; `weight` is a copy of `parameter` in the type of `x`."""
     out: torch.Tensor = _GeluLinear.apply(x, bias, weight, parameter)  # type: ignore[no-untyped-call]
     return out
 
 
 class _AddNorm(torch.autograd.Function):
-    """LayerNorm(residual + dropout(h + bias)), dropout drawn again in the backward pass: no mask is kept.
+    """LayerNorm(residual + dropout(h + bias)). The backward pass draws the dropout again, so no mask is stored.
 
-    What is kept is the norm before gamma and beta, in half precision: 2 bytes a value instead of 6 for h and the residual.
+    Only the norm before gamma and beta is stored, in half precision: 2 bytes per value instead of 6 for h and the residual.
     """
 
     @staticmethod
@@ -158,9 +158,9 @@ def add_norm(
     h: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, norm: nn.LayerNorm, *,
     drop: float, seeds: torch.Tensor, call: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """LayerNorm(residual + dropout(h + bias)): as the residual is stored, and in the type of `h`.
+    """Return LayerNorm(residual + dropout(h + bias)), once in the type of the residual and once in the type of `h`.
 
-    `seeds[call]` says which values are dropped; where triton is missing torch's generator does.
+    `seeds[call]` determines the dropout; without Triton, torch's generator does.
     """
     if h.device.type == "cuda" and has_triton():
         given = (h, bias, residual, norm.weight, norm.bias, norm.eps, drop, seeds, call)
@@ -172,7 +172,7 @@ def add_norm(
 
 
 class _SumNorm(torch.autograd.Function):
-    """(residual + dropout(h), its LayerNorm), or the norm alone; what is dropped is drawn again in the backward pass."""
+    """(residual + dropout(h), its LayerNorm), or only the norm. The backward pass draws the dropout again."""
 
     @staticmethod
     def forward(
@@ -209,8 +209,9 @@ class _SumNorm(torch.autograd.Function):
 def sum_norm(
     h: torch.Tensor, residual: torch.Tensor, norm: nn.LayerNorm, *, drop: float, seeds: torch.Tensor, call: int, last: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(residual + dropout(h) as the residual is stored, its LayerNorm in the type of `h`); `last`: the norm alone, twice, as
-    the residual is stored. `seeds[call]` says which values are dropped; where triton is missing torch's generator does."""
+    """Return (residual + dropout(h) in the type of the residual, its LayerNorm in the type of `h`). With `last`: only the norm,
+    twice, in the type of the residual. `seeds[call]` determines the dropout; without Triton, torch's generator does.
+    """
     if h.device.type == "cuda" and has_triton():
         given = (h, residual, norm.weight, norm.bias, norm.eps, drop, seeds, call, residual.dtype if last else h.dtype)
         out = _SumNorm.apply(*given, not last, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
@@ -221,7 +222,7 @@ def sum_norm(
 
 
 class _GegluLinear(torch.autograd.Function):
-    """dropout(GELU(values) * gates) @ weight.T. The activation is computed again for the backward pass."""
+    """dropout(GELU(values) * gates) @ weight.T. The activation is recomputed in the backward pass."""
 
     @staticmethod
     def forward(
@@ -249,7 +250,10 @@ class _GegluLinear(torch.autograd.Function):
 def geglu_linear(
     x: torch.Tensor, weight: torch.Tensor, parameter: torch.Tensor, *, drop: float, seeds: torch.Tensor, call: int
 ) -> torch.Tensor:
-    """dropout(GELU(values) * gates) @ weight.T of x, (tokens, 2 width): values, then gates; `weight` is a copy of `parameter`."""
+    """Return dropout(GELU(values) * gates) @ weight.T for x (tokens, 2 width): values, then gates.
+
+    `weight` is a copy of `parameter`.
+    """
     if x.device.type == "cuda" and has_triton():
         out: torch.Tensor = _GegluLinear.apply(x, weight, parameter, drop, seeds, call)  # type: ignore[no-untyped-call]
         return out
@@ -258,7 +262,7 @@ def geglu_linear(
 
 
 class _Rotate(torch.autograd.Function):
-    """Queries and keys turned by the angles of their positions where they lie; the gradient by the opposite angles."""
+    """Rotate queries and keys in place by the angles of their positions; the gradient is rotated back."""
 
     @staticmethod
     def forward(ctx: Any, packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> torch.Tensor:
@@ -282,9 +286,9 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotated(packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> torch.Tensor:
-    """(tokens, 3, heads, size) from (tokens, 3 heads size), with queries and keys turned by angles given as (tokens, size).
+    """Return (tokens, 3, heads, size) of (tokens, 3 heads size), with queries and keys rotated by angles (tokens, size).
 
-    `packed` may be written to.
+    `packed` may be overwritten.
     """
     size = cos.shape[1]
     if packed.device.type == "cuda" and has_triton():
@@ -304,7 +308,7 @@ with 3,072 tokens in rows of 260 to 420, and 22.7 vs. 24.4 ms with 14,848 tokens
 
 
 class _Attention(torch.autograd.Function):
-    """One kernel each way. The gradient comes back in one tensor, as it came: nothing is put together again."""
+    """Attention in one kernel per direction. The gradient of query, key and value is one tensor, like the input."""
 
     @staticmethod
     def forward(
@@ -358,10 +362,10 @@ def attend_fused(
     firsts: torch.Tensor | None, packed: torch.Tensor, layout: Layout, *,
     scale: float, drop: float, seeds: torch.Tensor, call: int, window: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """(tokens, heads, size) from `packed`, (tokens, 3, heads, size): query, key, value of every token.
+    """Return attention (tokens, heads, size) of `packed`, (tokens, 3, heads, size): query, key and value of every token.
 
-    With `firsts`, (stretches, heads, size), the queries are those of first tokens, and `packed` holds keys and values.
-    With `window` a token sees those at most so far from it.
+    With `firsts`, (examples, heads, size), the queries are those of first tokens, and `packed` contains keys and values.
+    With `window`, a token attends to tokens at most this far away.
     """
     window = binding(window, layout)
     size = packed.shape[-1]
@@ -374,11 +378,11 @@ def attend_fused(
 
 
 LONGEST_BY_DISTANCE = 1024
-"""Longer rows have more scores than a program holds."""
+"""Examples with more tokens have more scores than a program can keep."""
 
 
 class _DistanceAttention(torch.autograd.Function):
-    """Rows side by side for the products alone; queries, keys and values are laid again for the backward pass, not kept."""
+    """Relative attention. Examples are padded only inside matmuls, and padded again in the backward pass instead of stored."""
 
     @staticmethod
     def forward(
@@ -421,14 +425,14 @@ class _DistanceAttention(torch.autograd.Function):
 
 
 def _by_distance(packed: torch.Tensor, kind: int, table: torch.Tensor | None) -> torch.Tensor | None:
-    """(heads, tokens, distances): queries (kind 0) or keys (1) of the tokens times the table of distances."""
+    """Return the matmul of queries (kind 0) or keys (1) with the table of distances, (heads, tokens, distances)."""
     return None if table is None else packed[:, kind].transpose(0, 1) @ table.transpose(1, 2)
 
 
 def _to_table(
     d_packed: torch.Tensor, packed: torch.Tensor, kind: int, table: torch.Tensor | None, d_near: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """The gradient of the table; that of the tokens is added where it belongs."""
+    """Return the gradient of the table; add that of the tokens in place."""
     if table is None or d_near is None:
         return None
     d_packed[:, kind] += (d_near @ table).transpose(0, 1)
@@ -436,7 +440,7 @@ def _to_table(
 
 
 def attends_fused(packed: torch.Tensor, layout: Layout) -> bool:
-    """Whether the kernels take this batch."""
+    """Return whether the kernels support this batch."""
     return packed.device.type == "cuda" and has_triton() and layout.longest <= LONGEST_BY_DISTANCE
 
 
@@ -444,11 +448,10 @@ def attend_by_distance(
     packed: torch.Tensor, layout: Layout, *, as_keys: torch.Tensor | None = None, as_queries: torch.Tensor | None = None,
     bias: torch.Tensor | None = None, scale: float, drop: float, seeds: torch.Tensor, call: int,
 ) -> torch.Tensor:  # fmt: skip
-    """(tokens, heads, size) from query, key and value of every token, (tokens, 3, heads, size).
+    """Return attention (tokens, heads, size) of query, key and value of every token, (tokens, 3, heads, size).
 
-    Scores are (q k + q as_keys + k as_queries) * scale + bias. `as_keys` is (heads, 2 longest - 1, size), at longest - 1 - i + j
-    what the query at place i meets for the key at place j; `as_queries` at longest - 1 - j + i what that key meets for that
-    query; `bias` is (heads, longest, longest) in float32.
+    Scores are (q k + q as_keys + k as_queries) * scale + bias. `as_keys` is (heads, 2 longest - 1, size): row longest - 1 - i + j
+    belongs to query i and key j; in `as_queries` it is row longest - 1 - j + i. `bias` is (heads, longest, longest) in float32.
     """
     out: torch.Tensor = _DistanceAttention.apply(  # type: ignore[no-untyped-call]
         packed.contiguous(), as_keys, as_queries, bias, layout, scale, drop, seeds, call

@@ -1,4 +1,4 @@
-"""Attention over packed rows whose scores depend on how far apart two tokens are: MPNet's, and DeBERTa's disentangled one."""
+"""Attention over packed examples with scores that depend on the distance of two tokens: MPNet and DeBERTa (disentangled)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tunesmith.speedups.packing import HandOver, Layout, attend_by_row, attend_o
 
 
 class RowContext:
-    """State that accompanies a call of a model whose layers take no further arguments: the layout of the batch under way."""
+    """State of one call of a model whose layers can't be passed a layout: the layout of the current batch."""
 
     def __init__(self) -> None:
         self.layout: Layout | None = None
         self.all_tokens: torch.Tensor | None = None
-        """Set inside a last layer that runs for first tokens only."""
+        """Set inside a last layer that computes only first tokens."""
         self._known: dict[tuple[str, int, torch.device], torch.Tensor] = {}
 
     def kept(self, name: str, longest: int, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """A tensor that depends on the longest row alone: made once on the host, and read by captured steps where it lies."""
+        """Return a tensor that depends only on the longest example; it stays in place because captured steps read it."""
         key = (name, longest, device)
         if key not in self._known:
             with torch.inference_mode(False):  # it may be a prediction that asks first, and a step that asks next
@@ -38,12 +38,12 @@ _CONTEXTS: WeakKeyDictionary[nn.Module, RowContext] = WeakKeyDictionary()
 
 
 def context_of(model: nn.Module) -> RowContext:
-    """The one of this model."""
+    """Return the context of this model."""
     return _CONTEXTS.setdefault(model, RowContext())
 
 
 def _weigh(scores: torch.Tensor, v: torch.Tensor, inside: torch.Tensor | None, drop: float) -> torch.Tensor:
-    """softmax(scores) @ v over the keys that are inside, with dropout of the weights."""
+    """Return softmax(scores) @ v over the keys inside the example, with dropout of the weights."""
     if inside is not None:
         scores = scores.masked_fill(~inside[:, None, None, :], torch.finfo(scores.dtype).min)
     weights = torch.softmax(scores, -1)
@@ -61,10 +61,10 @@ class MpnetRows:
         self._encoder, self._context = encoder, context
 
     def shared(self, hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """(heads, longest, longest): the bias of each pair of places.
+        """Return the bias of each pair of positions, (heads, longest, longest).
 
-        Looked up once for each distance and laid along the diagonals: its gradient is summed along them in a fixed order, where a
-        table of all pairs would be added up by whichever thread comes first.
+        Each distance is looked up once and laid along the diagonals, so that its gradient is summed in a fixed order. The
+        gradient of a table of all pairs would be summed in a random order.
         """
 
         def buckets() -> torch.Tensor:
@@ -80,7 +80,7 @@ class MpnetRows:
         self, attention: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, *,
         drop: float, first_only: bool,
     ) -> torch.Tensor:  # fmt: skip
-        """(queries, heads, size) of the batch under way."""
+        """Return the attention output of the current batch, (queries, heads, size)."""
         layout, scale = self._context.layout, q.shape[-1] ** -0.5
         assert layout is not None
         if q.device.type == "cpu" and q.dtype == bias.dtype and not torch.is_autocast_enabled("cpu"):
@@ -94,20 +94,20 @@ class MpnetRows:
 
 
 class DebertaRows:
-    """DeBERTa-v2 and v3: besides content to content, content to position and position to content."""
+    """DeBERTa-v2 and v3: content to content, content to position, and position to content."""
 
     def __init__(self, encoder: Any, context: RowContext) -> None:
         self._encoder, self._context = encoder, context
 
     def shared(self, hidden: torch.Tensor, layout: Layout) -> torch.Tensor | None:
-        """(positions, width): the embeddings of distances, before the dropout of each layer."""
+        """Return the embeddings of distances before the dropout of each layer, (positions, width)."""
         embeddings: torch.Tensor | None = self._encoder.get_rel_embedding()
         return embeddings
 
     def distances(self, attention: Any, embeddings: torch.Tensor, *, training: bool) -> torch.Tensor:
-        """(2 longest - 1, width): embeddings of the distances query - key, from the longest back to the longest ahead.
+        """Return the embeddings of the distances query - key, from the largest to the smallest, (2 longest - 1, width).
 
-        What is projected is these alone: transformers projects all that the model knows.
+        Only these are projected; transformers projects the embeddings of all distances that the model knows.
         """
         layout, span = self._context.layout, attention.pos_ebd_size
         assert layout is not None
@@ -128,7 +128,7 @@ class DebertaRows:
         self, attention: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, embeddings: torch.Tensor | None, *,
         drop: float, first_only: bool,
     ) -> torch.Tensor:  # fmt: skip
-        """(queries, heads, size) of the batch under way."""
+        """Return the attention output of the current batch, (queries, heads, size)."""
         if embeddings is None:
             return self.attend_with(attention, q, k, v, None, None, drop=drop, first_only=first_only)
         placed = self.distances(attention, embeddings, training=attention.training)
@@ -141,7 +141,7 @@ class DebertaRows:
         return self.attend_with(attention, q, k, v, by_key, by_query, drop=drop, first_only=first_only)
 
     def scale(self, attention: Any, size: int) -> float:
-        """What scores are multiplied by; transformers has the root in float32, whatever the weights."""
+        """Return the factor of the scores; as in transformers, its root is computed in float32."""
         kinds = 1 + ("c2p" in attention.pos_att_type) + ("p2c" in attention.pos_att_type)
         return 1.0 / float(np.sqrt(np.float32(size * kinds)))
 
@@ -149,7 +149,7 @@ class DebertaRows:
         self, attention: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         by_key: torch.Tensor | None, by_query: torch.Tensor | None, *, drop: float, first_only: bool,
     ) -> torch.Tensor:  # fmt: skip
-        """As `attend`, from the projections of distances as keys and as queries, (2 longest - 1, width)."""
+        """Compute `attend` from the projections of distances as keys and as queries, (2 longest - 1, width)."""
         layout, (heads, size) = self._context.layout, q.shape[1:]
         assert layout is not None
         scale, longest = self.scale(attention, size), layout.longest
@@ -174,7 +174,7 @@ class DebertaRows:
 
 
 def _by_distance(x: torch.Tensor) -> torch.Tensor:
-    """(..., n, n) from (..., n, 2n - 1): of row i the entries from n - 1 - i on. No value is copied."""
+    """Return a view (..., n, n) of x (..., n, 2n - 1): row i contains the n entries that start at n - 1 - i."""
     x = x.contiguous()
     length, width = x.shape[-2:]
     return x.as_strided((*x.shape[:-1], length), (*x.stride()[:-2], width - 1, 1), x.storage_offset() + length - 1)
@@ -184,13 +184,13 @@ RowAttention = MpnetRows | DebertaRows
 
 
 def row_attention(encoder: nn.Module, context: RowContext) -> RowAttention:
-    """By what the encoder is."""
+    """Return the attention of this kind of encoder."""
     kind = MpnetRows if hasattr(encoder, "relative_attention_bias") else DebertaRows
     return kind(encoder, context)
 
 
 def attend_relative(model: nn.Module, anatomy: Anatomy, hand_over: HandOver | None = None) -> list[Callable[[], None]]:
-    """Let the model take packed batches; return the functions that undo it."""
+    """Let the model accept packed batches; return the functions that undo it."""
     context = context_of(model)
     rows = row_attention(anatomy.stack, context)
     call = _Call(model, context)
@@ -213,13 +213,13 @@ def attend_relative(model: nn.Module, anatomy: Anatomy, hand_over: HandOver | No
 
 
 def replace_method(module: nn.Module, name: str, method: Any) -> Callable[[], None]:
-    """On this one module; what comes back undoes it."""
+    """Replace a method of this module only; return the function that undoes it."""
     vars(module)[name] = method
     return lambda: vars(module).pop(name, None)
 
 
 class _Call:
-    """One call of a model: what it is given, and what its head is."""
+    """Hooks around one call of a model: they pass the layout to its layers, and first tokens to its head."""
 
     def __init__(self, model: nn.Module, context: RowContext) -> None:
         self._config: Any = model.config
@@ -227,7 +227,7 @@ class _Call:
         self._named_problem = False
 
     def begin(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Takes the layout out of the arguments."""
+        """Take the layout out of the arguments."""
         layout = kwargs.get("layout")
         if layout is None:
             return None
@@ -240,20 +240,20 @@ class _Call:
         return args, {k: v for k, v in kwargs.items() if k != "layout"}
 
     def end(self, model: nn.Module, args: Any, output: Any) -> None:
-        """The call is over, or broke off."""
+        """Forget the layout after the call, even if it failed."""
         self._context.layout = self._context.all_tokens = None
         if self._named_problem:
             self._config.problem_type, self._named_problem = None, False
 
     def without_mask(self, bare: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Of a packed batch no mask is made: the attention knows the rows. A mask of four dimensions is taken as it is."""
+        """Replace the mask of a packed batch by a trivial one with four dimensions, which the encoder uses without changes."""
         if self._context.layout is None:
             return None
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         return args, {**kwargs, "attention_mask": torch.ones((1, 1, 1, ids.shape[1]), device=ids.device)}
 
     def hand_over(self, bare: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """(rows, 1, width) in place of (1, tokens, width): all that a head reads."""
+        """Return only first tokens, (rows, 1, width) instead of (1, tokens, width): heads read nothing else."""
         if self._context.layout is None:
             return output
         if isinstance(output, tuple):
@@ -269,7 +269,7 @@ class _MpnetEncoder:
         self._encoder, self._rows, self._context = encoder, rows, context
 
     def compute_position_bias(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Of a packed batch that of the longest row; it holds for the others."""
+        """Return the bias for the longest example of a packed batch; it contains that of the others."""
         if self._context.layout is not None:
             return self._rows.shared(x, self._context.layout)
         found: torch.Tensor = type(self._encoder).compute_position_bias(self._encoder, x, *args, **kwargs)
@@ -283,13 +283,13 @@ class _DebertaEncoder:
         self._encoder, self._context = encoder, context
 
     def get_rel_pos(self, *args: Any, **kwargs: Any) -> Any:
-        """None of a packed batch: the attention knows the distances within rows."""
+        """Return None for a packed batch, because the attention computes the distances within each example."""
         packed = self._context.layout is not None
         return None if packed else type(self._encoder).get_rel_pos(self._encoder, *args, **kwargs)
 
 
 def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """(tokens, heads, size) from (1, tokens, width)."""
+    """Reshape (1, tokens, width) to (tokens, heads, size)."""
     return x.squeeze(0).view(x.shape[1], heads, -1)
 
 
@@ -301,7 +301,7 @@ class _MpnetAttention:
         self, hidden_states: torch.Tensor, attention_mask: Any = None, position_bias: Any = None, *args: Any,
         **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """As transformers' own, of packed rows."""
+        """Compute attention as transformers does, over packed examples."""
         own, context = self._own, self._context
         if context.layout is None:
             return type(own).forward(own, hidden_states, attention_mask, position_bias, *args, **kwargs)
@@ -323,7 +323,7 @@ class _DebertaAttention:
         self, hidden_states: torch.Tensor, attention_mask: Any, output_attentions: bool = False, query_states: Any = None,
         relative_pos: Any = None, rel_embeddings: Any = None,
     ) -> Any:  # fmt: skip
-        """As transformers' own, of packed rows."""
+        """Compute attention as transformers does, over packed examples."""
         own, layout = self._own, self._context.layout
         if layout is None:
             given = (hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings)
@@ -337,7 +337,7 @@ class _DebertaAttention:
 
 
 def keep_first_tokens(model: nn.Module, layer: nn.Module) -> list[Callable[[], None]]:
-    """Cuts this last layer to first tokens, of packed batches; what comes back undoes it."""
+    """Let this last layer compute only first tokens of packed batches; return the functions that undo it."""
     context = context_of(model)
 
     def cut(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
-"""Speedups verify themselves: before the first step, a few examples pass through the plain step and through the fast one.
+"""Speedups verify themselves: before the first step, a few examples pass through the plain step and the fast one.
 
-Speedups whose loss or gradients differ are switched off and reported. Weights, gradients, buffers, generators and the model's
-attributes are the same afterwards. `ready` does it for the steps of `tunesmith train`, `packed_calls` for the calls of a model
-inside a user's script; both compare `Gradients` with a `Judge`.
+Speedups whose loss or gradients differ are switched off and reported. Weights, gradients, buffers, random generators and
+attributes of the model are restored afterwards. `ready` verifies the steps of `tunesmith train`, `packed_calls` the calls of a
+model inside a user's script; both compare `Gradients` with a `Judge`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from tunesmith.training.state import TrainState
 
 ROWS = 4
-"""Most rows of a proof."""
+"""Maximum number of examples to compare."""
 MOST_STEPS, SHARE = 2.0, 0.01
-"""What it may cost: this many steps, or this share of a run that is shorter."""
+"""Maximum cost: this many steps, or this share of the run if that is less."""
 ORDER = ("fused_layers", "cls_only_last_layer", "padding_free", "length_buckets", "restrict_vocabulary")
-"""In which speedups are taken off to find the one that differs: those that reach deepest into the model first."""
+"""The order in which speedups are switched off to find the wrong one: those that change most of the model come first."""
 
 Judge = Callable[["Gradients"], "str | None"]
 
 
 def ready(state: TrainState, window: Window) -> Window:
-    """The window as the model takes it now. Speedups that were not proved on this model, as it is now, are proved first."""
+    """Verify the speedups if the model is new or has changed; return the window in the form that the model accepts."""
     state.require_exact_cut()
     speedups = state.speedups
     if speedups is None or not (speedups.parts or speedups.dropped):
@@ -58,13 +58,13 @@ def ready(state: TrainState, window: Window) -> Window:
 
 
 def _unrecognised(speedups: Speedups) -> dict[str, str]:
-    """What the model no longer is the model for, and why."""
+    """Return the speedups that no longer fit the model because it was changed, and why."""
     reasons = {name: speedups.why_not(name) for name in speedups.parts}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _over_ranks(state: TrainState, dropped: dict[str, str], first: bool) -> dict[str, str]:
-    """Ranks decide alike before the first step. Later each decides for itself: gradients are the same either way."""
+    """Let all ranks switch off the same speedups before the first step. Later they may differ, because gradients are equal."""
     if not first or state.runtime.world == 1:
         return dropped
     found: dict[str, str] = {}
@@ -83,7 +83,7 @@ def _take_off(state: TrainState, name: str, reason: str) -> None:
 
 
 def _disproved(state: TrainState, batch: Batch, *, without: set[str]) -> dict[str, str]:
-    """The speedups that compute something else than the plain step, and what differs."""
+    """Return the speedups whose step differs from the plain one, and how."""
     speedups = state.speedups
     assert speedups is not None
     left = [name for name in ORDER if name in speedups.parts and name not in without]
@@ -128,7 +128,7 @@ def _search(state: TrainState, batch: Batch, left: list[str], without: set[str])
 
 
 def _plain_steps(state: TrainState, batch: Batch, left: list[str]) -> tuple[Judge, Callable[..., Batch]]:
-    """What judges a fast step by plain ones, and what makes its batch."""
+    """Compute the plain step; return a judge for fast steps, and a function that collates the compared examples."""
 
     speedups = state.speedups
     assert speedups is not None
@@ -155,7 +155,7 @@ def _plain_steps(state: TrainState, batch: Batch, left: list[str]) -> tuple[Judg
 
 
 def _widened_rows(speedups: Speedups, batch: Batch) -> list[int]:
-    """Rows of which a batch in a length bucket would be wider than the longest: others would prove nothing about it."""
+    """Return the examples that are padded further in length buckets; others would verify nothing."""
     lengths = [len(ids) for ids in tokens_of(batch)["input_ids"]]
     bucket: Any = speedups.train_collate
     longest = max((n for n in lengths if bucket.width(n) > n), default=0)
@@ -163,7 +163,7 @@ def _widened_rows(speedups: Speedups, batch: Batch) -> list[int]:
 
 
 def _rows_for(state: TrainState, batch: Batch, *, passes: int) -> list[int]:
-    """Rows of a micro-batch that the proof can afford: the longest, the shortest, and some between; two at least."""
+    """Return the examples to compare, as many as the cost limit allows: the longest, the shortest, and some in between."""
     speedups = state.speedups
     assert speedups is not None
     bucketed = "length_buckets" in speedups.parts and _widened_rows(speedups, batch)
@@ -175,38 +175,38 @@ def _rows_for(state: TrainState, batch: Batch, *, passes: int) -> list[int]:
 
 
 def spread_by_length(lengths: NDArray[np.integer], count: int) -> list[int]:
-    """Return the longest row, the shortest, and some between them."""
+    """Return the indices of the longest example, the shortest, and some in between."""
     spread = np.unique(np.linspace(0, len(lengths) - 1, count).round().astype(int))
     return sorted(int(i) for i in np.argsort(-lengths, kind="stable")[spread])
 
 
 TOLERANCE = 1e-4
-"""Relative, of the loss and of the gradient of each parameter in float32."""
+"""Relative tolerance of the loss and of each parameter's gradient in float32."""
 NOISE = 2e-6
-"""Of the norm of all gradients: rounding, for parameters whose gradient is zero but for it (the bias of keys)."""
+"""Absolute tolerance as a share of the norm of all gradients, for parameters whose true gradient is zero (the bias of keys)."""
 TIMES_AUTOCAST = 2.0
-"""How many times as far from float32 as autocast's own step a half-precision step may be, over all parameters."""
+"""Maximum error of half-precision gradients, as a multiple of the error of autocast. Both are measured against float32."""
 FP16_SCALE = 1024.0
 _CONTAINERS = (list, dict, OrderedDict, set, deque)
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of one step, by the name of the parameter; zeros where it takes no part."""
+    """Loss and gradients of one step by parameter name; zeros for parameters without a gradient."""
 
     loss: torch.Tensor
     of: dict[str, torch.Tensor]
     tolerance: float = TOLERANCE
-    """Relative: rounding alone is more where the weights themselves are in half precision."""
+    """Relative tolerance; larger if the weights are stored in half precision."""
 
     def norm(self) -> torch.Tensor:
-        """Over all of them."""
+        """Return the norm over all gradients."""
         total: torch.Tensor = torch.stack([g.norm() for g in self.of.values()]).norm()
         return total
 
 
 def judge_by(exact: Gradients, rounded: Gradients | None) -> Judge:
-    """Return a judge of fast gradients, from the plain ones in float32 and, for a half-precision run, under autocast."""
+    """Return a judge of fast gradients, from plain gradients in float32 and, for a half-precision run, under autocast."""
     if rounded is None:
         return lambda fast: difference(exact, fast)
     return lambda fast: half_difference(exact, rounded, fast)
@@ -226,7 +226,7 @@ def failure(judge: Judge, run: Callable[[], Gradients]) -> str | None:
 
 
 def measure(state: TrainState, batch: Batch, *, half: bool = True) -> Gradients:
-    """Loss and gradients of a micro-batch; with `half` in the precision of the run."""
+    """Return loss and gradients of a micro-batch; with `half` in the precision of the run."""
     with nothing_left_behind(state.model, state.runtime.device):
         seed_everything(0)
         return _measure(state, batch, half)
@@ -249,7 +249,7 @@ def _measure(state: TrainState, batch: Batch, half: bool) -> Gradients:
 
 
 def weighted_gradients(outputs: list[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Gradients:
-    """Return outputs of a model and the gradients of a weighted sum of them; the size of the outputs stands for a loss."""
+    """Return the outputs of a model and the gradients of a weighted sum of them. The norm of the outputs serves as the loss."""
     if not outputs:
         raise ValueError("the model returns no tensors")
     total = torch.stack([(tensor * _sum_weights(tensor)).sum() for tensor in outputs]).sum()
@@ -263,12 +263,12 @@ def weighted_gradients(outputs: list[torch.Tensor], parameters: Mapping[str, tor
 
 
 def _sum_weights(tensor: torch.Tensor) -> torch.Tensor:
-    """Return weights of a sum that make every element count differently."""
+    """Return weights for a sum in which every element counts differently."""
     return torch.cos(torch.arange(tensor.numel(), device=tensor.device, dtype=tensor.dtype) + 0.5).view(tensor.shape)
 
 
 def _differentiate(model: nn.Module, loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
-    """Gradients without their hooks: those on parameters are not called."""
+    """Return the gradients without calling hooks on parameters."""
     if not getattr(model, "is_gradient_checkpointing", False):
         return list(torch.autograd.grad(loss, parameters, allow_unused=True))
     torch.autograd.backward(loss)  # repeated layers refuse the other way
@@ -279,7 +279,7 @@ def _differentiate(model: nn.Module, loss: torch.Tensor, parameters: list[nn.Par
 
 
 def difference(plain: Gradients, fast: Gradients) -> str | None:
-    """Where two steps in one precision are further apart than rounding explains; None where they are not, or cannot be told."""
+    """Return where two steps of equal precision differ by more than rounding; None if they agree or contain NaN or inf."""
     noise = max(NOISE, plain.tolerance / 50) * plain.norm()
     if not torch.isfinite(plain.loss + noise):
         return None
@@ -292,7 +292,7 @@ def difference(plain: Gradients, fast: Gradients) -> str | None:
 
 
 def half_difference(exact: Gradients, rounded: Gradients, fast: Gradients) -> str | None:
-    """Where a half-precision step is further from the float32 one than autocast's own explains."""
+    """Return where a half-precision step is further from float32 than rounding under autocast explains; None if it isn't."""
     everything = exact.norm()
     if not torch.isfinite(exact.loss + rounded.loss + everything + rounded.norm()):
         return None
@@ -352,7 +352,7 @@ def nothing_left_behind(model: nn.Module, device: torch.device) -> Iterator[None
 
 @contextmanager
 def generators_unchanged(device: torch.device) -> Iterator[None]:
-    """Put the random generators back after this block."""
+    """Restore the random generators after this block."""
     found = generator_states(device)
     try:
         yield
@@ -361,7 +361,7 @@ def generators_unchanged(device: torch.device) -> Iterator[None]:
 
 
 def _stop_dropping(module: nn.Module) -> None:
-    """Dropout modules, and the shares that attention functions are handed (ModernBERT's `attention_dropout`)."""
+    """Set the rates of dropout modules, and rates that are attributes (ModernBERT's `attention_dropout`), to zero."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         module.p = 0.0
     for name in [n for n, value in vars(module).items() if "drop" in n and isinstance(value, float)]:
@@ -369,7 +369,7 @@ def _stop_dropping(module: nn.Module) -> None:
 
 
 def _contents(module: nn.Module) -> list[tuple[Any, Any]]:
-    """The containers among a module's attributes, each with a copy of what is in it."""
+    """Return the containers among a module's attributes, each with a copy of its content."""
     return [(value, copy.copy(value)) for value in vars(module).values() if type(value) in _CONTAINERS]
 
 

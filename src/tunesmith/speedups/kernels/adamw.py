@@ -1,7 +1,7 @@
-"""AdamW over all parameters of all groups in one GPU kernel, with the copies that products are computed with (triton).
+"""AdamW over all parameters of all groups in one Triton kernel, which also writes the half-precision copies of weights.
 
-The update of `torch.optim.AdamW` on its own state. Against torch's fused kernel it saves three passes over memory: the
-divided gradient is not written back, weights are not read again to be copied in half precision.
+It computes the update of `torch.optim.AdamW` on the same state. Compared with torch's fused kernel it saves three passes over
+memory: the divided gradient is not written back, and weights are not read again to be copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _advance(tensors, settings, skip, scalars):
-    """Counts the step of one tensor, and what follows from it for all its values, in float64."""
+    """Count the step of one tensor and compute the factors of its update, in float64."""
     number = tl.program_id(0)
     entry = tensors + 7 * number
     place = tl.load(entry + 5).to(tl.pointer_type(tl.float32))
@@ -84,7 +84,7 @@ def _update(
 
 @dataclass(frozen=True)
 class _Tables:
-    """What the kernels read, on the device: of each piece and each tensor where it lies, and the numbers of its group."""
+    """What the kernels read on the device: the address of every piece of every tensor, and the settings of its group."""
 
     chunks: torch.Tensor
     tensors: torch.Tensor
@@ -94,9 +94,9 @@ class _Tables:
 
 
 class OneKernelAdamW:
-    """Updates the parameters of a `torch.optim.AdamW` in place, and with them their copies.
+    """Updates the parameters of a `torch.optim.AdamW` and their copies in place.
 
-    Rates are read from the device: one that is a number or of another type is copied there in every step.
+    Learning rates are read from the device; a number, or a tensor of another type, is copied there in every step.
     """
 
     def __init__(self, optimizer: Optimizer, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
@@ -108,7 +108,7 @@ class OneKernelAdamW:
         self._used = 0
 
     def step(self, divisor: torch.Tensor, skip: torch.Tensor) -> None:
-        """One step on gradients / divisor, unless `skip` is 1.0. No sync."""
+        """Run one step with gradients / divisor, unless `skip` is 1.0. Doesn't synchronize."""
         vars(self._optimizer)["_opt_called"] = True  # what torch's schedulers look for
         given = [
             (number, group, p)
@@ -127,7 +127,7 @@ class OneKernelAdamW:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a hook or a wrapper needs `step` of the optimizer itself."""
+        """Return whether a hook or a wrapper needs the optimizer's own `step`."""
         return any(getattr(self._optimizer, n, None) for n in STEP_HOOKS)
 
     def _rate(self, number: int, group: dict[str, Any], like: torch.Tensor) -> torch.Tensor:
@@ -151,7 +151,7 @@ class OneKernelAdamW:
         return state
 
     def _table(self, given: list[tuple[int, dict[str, Any], torch.Tensor]]) -> _Tables:
-        """Where everything lies, and how it is updated; made when something has moved."""
+        """Return the tables, made again if a tensor has moved."""
         rates: dict[int, int] = {}
         lines, settings, factors = [], [], []
         for number, group, p in given:
@@ -176,7 +176,7 @@ class OneKernelAdamW:
         return self._tables[key]
 
     def _addresses(self, parameters: list[torch.Tensor]) -> torch.Tensor:
-        """Where the gradients lie: another place in each captured step, so copied in the stream."""
+        """Return the addresses of the gradients. They differ in each captured step, so they are copied in the stream."""
         device = parameters[0].device
         for p in parameters:
             assert p.grad is not None
@@ -195,15 +195,16 @@ class OneKernelAdamW:
         return place.to(device, non_blocking=True)
 
     def _reserve(self) -> None:
-        """Pinned memory for every capture to come: none can be requested during one, and replays read it again."""
+        """Reserve pinned memory for all captures: it can't be allocated during a capture, and replays read it again."""
         if self._pinned is None:
             count = sum(len(group["params"]) for group in self._optimizer.param_groups)
             self._pinned = _take_pinned(MOST * count, self)
 
 
 _PINNED: list[tuple[torch.Tensor, weakref.ref[OneKernelAdamW]]] = []
-"""Pinned memory that captures have read, and whose it is. It is never freed: torch would record an event on the stream of
-captures, and if another capture runs there at that moment, every later question about the event is an error."""
+"""Pinned memory that captures have read, with its owner. It is never freed: torch would record an event on the stream of
+captures, and if another capture runs there at that moment, every later query of the event fails.
+"""
 
 
 def _take_pinned(size: int, owner: OneKernelAdamW) -> torch.Tensor:

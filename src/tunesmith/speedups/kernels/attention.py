@@ -1,8 +1,8 @@
-"""Attention of packed stretches that fit into one tile, a program for each stretch and head (triton).
+"""Attention over packed examples in Triton.
 
-All keys of a query are there at once: no running softmax, nothing kept for the backward pass, whose five products share the
-scores. Stretches of at most 64 tokens and of at most 128 are two launches, each of which passes over the other's. Softmax is
-in float32, products in the type given; what is dropped is drawn again.
+Examples of up to 128 tokens fit into one tile, with one program per example and head: no running softmax, nothing stored for
+the backward pass, whose five matmuls share the scores. Examples of at most 64 and of at most 128 tokens are two launches, each
+of which skips the other's. Softmax is in float32, matmuls in the input type; dropout is drawn again.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from tunesmith.speedups.kernels.layers import is_kept
 LONGEST = 128
 _FORWARD = ((0, 64, 64, 4, None), (64, 128, 32, 4, None))
 _BACKWARD = ((0, 64, 64, 4, 128), (64, 128, 128, 8, None))
-"""Of each launch: stretches longer than this, of at most this many keys; queries at a time; warps; registers at most."""
+"""Per launch: examples longer than this; of at most this many keys; queries per tile; warps; maximum number of registers."""
 _FIRSTS = (16, 4, None)
-"""The last three for one query a stretch."""
+"""The last three values for one query per example."""
 
 
 @triton.jit
 def load_rows(base, first, row, length, stride, head, D: tl.constexpr):
-    """Values (rows, D) of one head; zeros behind the stretch."""
+    """Load values (rows, D) of one head, with zeros after the end of the example."""
     at = (first + row)[:, None] * stride + head * D + tl.arange(0, D)[None, :]
     return tl.load(base + at, mask=(row < length)[:, None], other=0.0)
 
 
 @triton.jit
 def store_rows(base, value, first, row, length, stride, head, D: tl.constexpr):
-    """What lies inside the stretch."""
+    """Store the rows inside the example."""
     at = (first + row)[:, None] * stride + head * D + tl.arange(0, D)[None, :]
     tl.store(base + at, value, mask=(row < length)[:, None])
 
 
 @triton.jit
 def kept_pairs(seed, first, row, column, head, heads, drop):
-    """bool (queries, keys): whether the weight is kept."""
+    """Return whether each attention weight is kept by dropout, bool (queries, keys)."""
     place = ((first + row) * heads + head)[:, None] * 4096 + column[None, :]
     return is_kept(seed, place, drop)
 
 
 @triton.jit
 def sees(row, column, k_length, reach, NEAR: tl.constexpr):
-    """bool (queries, keys): whether a query sees a key: one of its row, with NEAR at most `reach` places away."""
+    """Return whether a query attends to a key, bool (queries, keys): same example; with NEAR at most `reach` positions away."""
     seen = (column < k_length)[None, :]
     if NEAR:
         apart = row[:, None] - column[None, :]
@@ -56,7 +56,7 @@ def sees(row, column, k_length, reach, NEAR: tl.constexpr):
 
 @triton.jit
 def _weights(queries, keys, row, column, k_length, scale, reach, NEAR: tl.constexpr):
-    """(exponentials of the scores, their sum for each query)."""
+    """Return (exponentials of the scores, their sum for each query)."""
     scores = tl.dot(queries, tl.trans(keys)) * (scale * 1.4426950408889634)
     scores = tl.where(sees(row, column, k_length, reach, NEAR), scores, -1e30)
     weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
@@ -147,31 +147,31 @@ def _launch(
 
 
 def short_forward(q: Any, k: Any, v: Any, out: torch.Tensor, *bounds: torch.Tensor, **options: Any) -> None:
-    """Writes the output of stretches of at most `LONGEST` keys."""
+    """Write the output for examples of at most `LONGEST` keys."""
     _launch(_short_forward, _FORWARD, (q, k, v, out, q, k), bounds, **options)  # type: ignore[arg-type]
 
 
 def short_backward(
     d_out: torch.Tensor, q: Any, k: Any, v: Any, into: tuple[Any, ...], *bounds: torch.Tensor, **options: Any
 ) -> None:
-    """Writes the gradients of their q, k and v into `into`."""
+    """Write the gradients of q, k and v for them into `into`."""
     _launch(_short_backward, _BACKWARD, (d_out, q, k, v, *into, q, k), bounds, **options)  # type: ignore[arg-type]
 
 
 _TILE = 64
 _MANY = 400
-"""Pairs of row and head that fill a GPU's multiprocessors three times over."""
+"""Number of (example, head) pairs that fill the multiprocessors of a GPU three times."""
 
 
 @triton.jit
 def _first_tile(block, reach, TILE: tl.constexpr, NEAR: tl.constexpr):
-    """Where the first tile begins that something in this one sees, or is seen from."""
+    """Return the start of the first tile that attends to this one, or that this one attends to."""
     return tl.maximum(block * TILE - reach, 0) // TILE * TILE if NEAR else 0
 
 
 @triton.jit
 def _end(block, length, reach, TILE: tl.constexpr, NEAR: tl.constexpr):
-    """Where the tiles end that something in this one sees, or is seen from."""
+    """Return the end of the tiles that attend to this one, or that this one attends to."""
     return tl.minimum((block + 1) * TILE + reach, length) if NEAR else length
 
 
@@ -217,7 +217,7 @@ def _shares(
     queries, keys, values, d_out, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop,
     reach, DROP: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """(attention weights after dropout, gradient of the scores), both (queries, keys)."""
+    """Return (attention weights after dropout, gradient of the scores), both (queries, keys)."""
     scores = tl.dot(queries, tl.trans(keys)) * scale
     share = tl.where(sees(row, column, k_length, reach, NEAR), tl.exp(scores - norm[:, None]), 0.0)
     d_share = tl.dot(d_out, tl.trans(values))
@@ -234,7 +234,7 @@ def _key_gradients(
     d_out, q, k, v, out, lse, d_k, d_v, seed, q_first, q_length, k_first, k_length, block, scale, drop, q_stride, k_stride,
     heads, head, reach, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """Those of one tile of keys and values."""
+    """Compute the gradients of one tile of keys and values."""
     column = block * TILE + tl.arange(0, TILE)
     keys = load_rows(k, k_first, column, k_length, k_stride, head, D)
     values = load_rows(v, k_first, column, k_length, k_stride, head, D)
@@ -262,7 +262,7 @@ def _query_gradients(
     d_out, q, k, v, out, lse, d_q, seed, q_first, q_length, k_first, k_length, block, scale, drop, q_stride, k_stride,
     heads, head, reach, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """Those of one tile of queries."""
+    """Compute the gradients of one tile of queries."""
     row = block * TILE + tl.arange(0, TILE)
     queries = load_rows(q, q_first, row, q_length, q_stride, head, D)
     given = load_rows(d_out, q_first, row, q_length, heads * D, head, D)
@@ -310,7 +310,7 @@ def _backward(
 
 
 def _has_many(k_bounds: torch.Tensor, heads: int, size: int) -> bool:
-    """Whether a program for each row and head fills the GPU."""
+    """Return whether one program per example and head fills the GPU."""
     return (k_bounds.shape[0] - 1) * heads > _MANY and size <= 64
 
 
@@ -318,9 +318,9 @@ def attention_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_bounds: torch.Tensor, k_bounds: torch.Tensor, *,
     q_longest: int, longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int, window: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(output, log of the softmax's sum) for (tokens, heads, size) with any stride between tokens; k's is v's.
+    """Return (output, log of the softmax sum) for (tokens, heads, size). Tokens may have any stride; k and v have the same.
 
-    With `window` a token sees those at most so far from it.
+    With `window`, a token attends to tokens at most this far away.
     """
     tokens, heads, size = q.shape
     out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
@@ -344,7 +344,7 @@ def attention_backward(
     q_bounds: torch.Tensor, k_bounds: torch.Tensor, *,
     longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int, window: int | None = None,
 ) -> None:  # fmt: skip
-    """Writes the gradients of q, k and v into `into`, whose strides are theirs."""
+    """Write the gradients of q, k and v into `into`, which has their strides."""
     heads, size = q.shape[1:]
     many = _has_many(k_bounds, heads, size)
     if many:
@@ -362,12 +362,12 @@ def attention_backward(
 
 _ROW_TILE = 64
 _VALUES = 2048
-"""Scores that one program holds."""
+"""Number of scores that one program keeps."""
 
 
 @triton.jit
 def _lay(packed, spread, bounds, longest, heads, size, TILE: tl.constexpr, SIZE: tl.constexpr, BACK: tl.constexpr):
-    """One tile of one stretch, side by side with zeros behind it; or, with BACK, into the packed tokens."""
+    """Copy one tile of one example to its padded place, with zeros after the end; with BACK, back to the packed tokens."""
     stretch, tile, both = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kinds_heads = tl.num_programs(2)
     start = tl.load(bounds + stretch).to(tl.int64)
@@ -453,7 +453,7 @@ def _weigh_backward(
 
 @triton.jit
 def _skew(d_scores, d_by_query, bounds, tokens, stretches, longest, TILE: tl.constexpr, WIDTH: tl.constexpr):
-    """The gradient of scores, where `by_query` has it: a line for each key."""
+    """Write the gradient of scores to the layout of `by_query`, one row per key."""
     pair, tile = tl.program_id(0), tl.program_id(1)
     head, stretch = pair // stretches, pair % stretches
     start = tl.load(bounds + stretch).to(tl.int64)
@@ -485,7 +485,7 @@ def _lay_over(packed: torch.Tensor, spread: torch.Tensor, bounds: torch.Tensor, 
 
 
 def spread_stretches(packed: torch.Tensor, bounds: torch.Tensor, longest: int) -> torch.Tensor:
-    """(kinds, heads, stretches, longest, size) from (tokens, kinds, heads, size), with zeros behind each stretch."""
+    """Return padded examples (kinds, heads, examples, longest, size) of packed ones (tokens, kinds, heads, size)."""
     _, kinds, heads, size = packed.shape
     out = packed.new_empty(kinds, heads, bounds.shape[0] - 1, longest, size)
     _lay_over(packed, out, bounds, back=False)
@@ -493,7 +493,7 @@ def spread_stretches(packed: torch.Tensor, bounds: torch.Tensor, longest: int) -
 
 
 def gather_stretches(side_by_side: torch.Tensor, bounds: torch.Tensor, tokens: int) -> torch.Tensor:
-    """(tokens, kinds, heads, size) from (kinds, heads, stretches, longest, size)."""
+    """Return packed examples (tokens, kinds, heads, size) of padded ones (kinds, heads, examples, longest, size)."""
     kinds, heads, _, _, size = side_by_side.shape
     out = side_by_side.new_empty(tokens, kinds, heads, size)
     _lay_over(out, side_by_side, bounds, back=True)
@@ -510,7 +510,7 @@ def weigh_scores(
     scores: torch.Tensor, by_key: torch.Tensor | None, by_query: torch.Tensor | None, bias: torch.Tensor | None,
     bounds: torch.Tensor, *, scale: float, drop: float, seeds: torch.Tensor, call: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(softmax of (scores + what belongs to distances) * scale + bias within each stretch, the same with dropout)."""
+    """Return softmax((scores + distance terms) * scale + bias) within each example, without and with dropout."""
     heads, stretches, longest, _ = scores.shape
     plain = torch.empty_like(scores)
     weights = torch.empty_like(scores) if drop > 0 else plain
@@ -528,7 +528,7 @@ def weigh_scores_backward(
     d_weights: torch.Tensor, plain: torch.Tensor, bounds: torch.Tensor, tokens: int, *,
     key: bool, query: bool, scale: float, drop: float, seeds: torch.Tensor, call: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """Gradients of the scores, of `by_key` and of `by_query`."""
+    """Return the gradients of the scores, of `by_key` and of `by_query`."""
     heads, stretches, longest, _ = plain.shape
     d_scores = torch.empty_like(plain)
     d_by_key, d_by_query = (

@@ -1,7 +1,7 @@
-"""Fused GPU kernels: bias + dropout + residual + LayerNorm, and bias + GELU, forward and backward. Home of `triton`.
+"""Triton kernels of encoder layers: bias + dropout + residual + LayerNorm, bias + GELU, GeGLU and rotation, forward and backward.
 
-Each reads its inputs once and writes its outputs once. All arithmetic is in float32, whatever the tensors are stored in.
-Nothing here decides anything: `fused_ops` does, and has the same math in plain torch for where triton is missing.
+Each reads its inputs once and writes its outputs once. All arithmetic is in float32, whatever the storage type. `fused_ops`
+decides when they are used, and has the same math in plain torch.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import triton
 import triton.language as tl
 
 _PROGRAMS, _MORE_PROGRAMS = 264, 528
-"""Programs of a backward pass that keep sums over rows, few and many: two or four for each multiprocessor of an H200."""
+"""Programs of a backward pass that sums over rows, few and many: two or four per multiprocessor of an H200."""
 _GELU_ROWS, _GELU_COLUMNS = 32, 128
 
 
 @triton.jit
 def is_kept(seed, at, drop):
-    """Whether the value at this place is kept: 24 bits of two rounds of a 32-bit mixer over (seed, place).
+    """Return whether dropout keeps the value at this position: 24 bits of two rounds of a 32-bit mixer over (seed, position).
 
-    Far fewer instructions than triton's own philox; tests/kernels looks at what it draws.
+    It needs far fewer instructions than Triton's philox; tests/kernels checks its statistics.
     """
     x = at.to(tl.uint32) ^ seed.to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x21F0AAAD
@@ -97,10 +97,10 @@ def _add_norm_backward(
 
 @triton.jit
 def normal_up_to(value):
-    """(the normal distribution up to `value`, exp(-value * value / 2)) in half the instructions of `erf`.
+    """Return (normal distribution function of `value`, exp(-value * value / 2)) in half the instructions of `erf`.
 
-    0.5 erfc(a / sqrt 2) is the exponential times a polynomial of t = 1 / (1 + 0.27 a), fitted to 1.2e-6 of its value: GELU is
-    within 2.8e-7 of the exact one for every value from -9 to 9, where float32's own formula with `erf` is within 4.5e-7.
+    0.5 erfc(a / sqrt 2) is the exponential times a polynomial of t = 1 / (1 + 0.27 a), fitted to a relative error of 1.2e-6. GELU
+    is within 2.8e-7 of the exact value from -9 to 9; float32's own formula with `erf` is within 4.5e-7.
     """
     a = tl.abs(value)
     e = tl.exp2(a * a * -0.7213475204444817)
@@ -118,7 +118,7 @@ def normal_up_to(value):
 
 @triton.jit
 def _load_tile(x, bias, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(x + bias of this program's tile, where it lies, what of it is inside, its columns)."""
+    """Return (x + bias of this program's tile, its addresses, its mask, its columns)."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < width)[None, :]
@@ -152,8 +152,9 @@ def add_norm_forward(
     h: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, *,
     eps: float, drop: float, seeds: torch.Tensor, call: int, dtype: torch.dtype, keep: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(LayerNorm(residual + dropout(h + bias)) as `residual` is stored, the same in `dtype`, the same before gamma and beta
-    as `h` is stored, 1 / deviation). The last two are for the backward pass, and written with `keep` only."""
+    """Return (LayerNorm(residual + dropout(h + bias)) in the type of `residual`, the same in `dtype`, the same before gamma and
+    beta in the type of `h`, 1 / deviation). The last two are for the backward pass and written only with `keep`.
+    """
     rows, width = h.shape
     out = torch.empty_like(residual)
     copy = out if dtype == out.dtype else torch.empty_like(residual, dtype=dtype)
@@ -166,7 +167,7 @@ def add_norm_forward(
 
 
 def backward_programs(rows: int) -> int:
-    """How many programs share the rows of a backward pass that keeps sums over them."""
+    """Return the number of programs that share the rows of a backward pass with sums over rows."""
     return min(_PROGRAMS if rows < 2048 else _MORE_PROGRAMS, rows)
 
 
@@ -174,7 +175,7 @@ def add_norm_backward(
     d_out: torch.Tensor, d_copy: torch.Tensor | None, unit: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor,
     *, drop: float, seeds: torch.Tensor, call: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(gradient of h, of the residual, float32 (parts, 3, width): of gamma, beta, bias, to be summed over the parts)."""
+    """Return (gradient of h, of the residual, float32 (parts, 3, width) to be summed: of gamma, beta and bias)."""
     rows, width = unit.shape
     programs = backward_programs(rows)
     sums = torch.empty(programs, 3, width, device=unit.device)
@@ -192,14 +193,14 @@ def _gelu_grid(x: torch.Tensor) -> tuple[int, int]:
 
 
 def bias_gelu_forward(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """GELU(x + bias), the exact one."""
+    """Return the exact GELU(x + bias)."""
     out = torch.empty_like(x)
     _bias_gelu_forward[_gelu_grid(x)](x, bias, out, *x.shape, ROWS=_GELU_ROWS, COLUMNS=_GELU_COLUMNS)
     return out
 
 
 def bias_gelu_backward(d_out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor) -> tuple[Any, Any, Any]:
-    """(GELU(x + bias) once more, gradient of x over that of the output, float32 (parts, width): of bias, to be summed)."""
+    """Return (GELU(x + bias) again, gradient of x, float32 (parts, width) to be summed: gradient of bias)."""
     grid = _gelu_grid(x)
     out = torch.empty_like(x)
     sums = torch.empty(grid[1], x.shape[1], device=x.device)
@@ -273,7 +274,7 @@ def _sum_norm_backward(
 
 @triton.jit
 def _tile(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(where this program's tile lies among activations, where its values lie before the gates, what of it is inside)."""
+    """Return the addresses of this program's tile among activations and among values (gates follow them), and its mask."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < width)[None, :]
@@ -339,8 +340,9 @@ def sum_norm_forward(
     h: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, *,
     eps: float, drop: float, seeds: torch.Tensor, call: int, dtype: torch.dtype, with_total: bool = True, keep: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(residual + dropout(h) as `residual` is stored, its LayerNorm in `dtype`, the norm before gamma and beta as `h` is stored,
-    1 / deviation). The sum is written with `with_total` only; the last two are for the backward pass, with `keep` only."""
+    """Return (residual + dropout(h) in the type of `residual`, its LayerNorm in `dtype`, the norm before gamma and beta in the
+    type of `h`, 1 / deviation). The sum is written only with `with_total`; the last two, for the backward pass, only with `keep`.
+    """
     rows, width = h.shape
     total = torch.empty_like(residual) if with_total else residual
     out = torch.empty_like(residual, dtype=dtype)
@@ -356,7 +358,7 @@ def sum_norm_backward(
     d_total: torch.Tensor | None, d_out: torch.Tensor, unit: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor, *,
     drop: float, seeds: torch.Tensor, call: int, stored: torch.dtype, with_beta: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(gradient of h, of the residual in `stored`, float32 (parts, 1 or 2, width): of gamma and beta, to be summed)."""
+    """Return (gradient of h, of the residual in `stored`, float32 (parts, 1 or 2, width) to be summed: of gamma and beta)."""
     rows, width = unit.shape
     programs = backward_programs(rows)
     sums = torch.empty(programs, 2 if with_beta else 1, width, device=unit.device)
@@ -374,7 +376,7 @@ def _grid(rows: int, width: int) -> tuple[int, int]:
 
 
 def geglu_forward(x: torch.Tensor, *, drop: float, seeds: torch.Tensor, call: int) -> torch.Tensor:
-    """dropout(GELU(values) * gates) of (rows, 2 width): values, then gates."""
+    """Return dropout(GELU(values) * gates) of (rows, 2 width): values, then gates."""
     rows, width = x.shape[0], x.shape[1] // 2
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     _geglu_forward[_grid(rows, width)](
@@ -386,7 +388,7 @@ def geglu_forward(x: torch.Tensor, *, drop: float, seeds: torch.Tensor, call: in
 def geglu_backward(
     d_out: torch.Tensor, x: torch.Tensor, *, drop: float, seeds: torch.Tensor, call: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the activation once more, gradient of x)."""
+    """Return (the activation again, gradient of x)."""
     out, d_x = torch.empty_like(d_out), torch.empty_like(x)
     rows, width = out.shape
     _geglu_backward[_grid(rows, width)](
@@ -396,7 +398,7 @@ def geglu_backward(
 
 
 def rotate_in_place(packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, *, back: bool) -> None:
-    """Turns queries and keys of (tokens, 3 heads size) by the angles of (tokens, size), with `back` by the opposite ones."""
+    """Rotate queries and keys of (tokens, 3 heads size) in place by the angles (tokens, size); with `back`, reversed."""
     size = cos.shape[1]
     _rotate[(packed.shape[0],)](
         packed, cos, sin, heads, size,
