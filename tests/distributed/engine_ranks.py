@@ -95,7 +95,7 @@ def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]
     from contextlib import nullcontext
 
     rows = TokenRows.from_lists(token_lists(21, seed=9))
-    with state.cut.whole() if state.cut is not None else nullcontext():
+    with state.vocabulary.whole() if state.vocabulary is not None else nullcontext():
         result = predict_rows(state.model, rows, Padding(), state.runtime, max_rows=4, objective=state.objective)
     return {"validation": ({"loss": result.loss}, 21)}
 

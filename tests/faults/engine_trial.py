@@ -195,7 +195,7 @@ def follow(writer: RunWriter, batches: Any, options: dict[str, Any]) -> None:
     validation = TokenRows.from_lists(token_lists(20, seed=9))
 
     def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
-        with state.cut.whole() if state.cut is not None else nullcontext():
+        with state.vocabulary.whole() if state.vocabulary is not None else nullcontext():
             result = predict_rows(
                 state.model,
                 validation,

@@ -106,9 +106,9 @@ def gradients_of_first(state: TrainState, batches: Batches) -> dict[str, torch.T
     state.model.train()
     micro_step(state, state.runtime.move(window.micro_batches[0]), 1 / 8)
     found = {n: p.grad for n, p in state.model.named_parameters() if p.grad is not None}
-    if state.cut is not None:
-        word = next(n for n, p in state.model.named_parameters() if p is state.cut.parameter)
-        found[word] = state.cut.expand(found[word]).to(found[word].device)
+    if state.vocabulary is not None:
+        word = next(n for n, p in state.model.named_parameters() if p is state.vocabulary.parameter)
+        found[word] = state.vocabulary.expand(found[word]).to(found[word].device)
     return {name: gradient.double() for name, gradient in found.items()}
 
 

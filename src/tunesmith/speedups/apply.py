@@ -147,7 +147,7 @@ class Speedups:
 
     def free_memory(self) -> bool:
         """Free memory that only makes steps faster; return whether there was any."""
-        return self.graphs is not None and self.graphs.let_go()
+        return self.graphs is not None and self.graphs.drop_graphs()
 
     def close(self) -> None:
         """Restore the plain model, and free the memory of CUDA graphs."""

@@ -121,7 +121,7 @@ class StepGraphs:
             return None
         return _Captured(graph, fixed, numbers)
 
-    def let_go(self) -> bool:
+    def drop_graphs(self) -> bool:
         """Drop all graphs after an out-of-memory error; return whether there were any. Further steps run uncaptured."""
         if not self._graphs:
             return False

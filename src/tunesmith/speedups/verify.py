@@ -41,29 +41,29 @@ Judge = Callable[["Gradients"], "str | None"]
 
 def ready(state: TrainState, window: Window) -> Window:
     """Verify the speedups if the model is new or has changed; return the window in the form that the model accepts."""
-    state.require_exact_cut()
+    state.require_exact_vocabulary()
     speedups = state.speedups
     if speedups is None or not (speedups.parts or speedups.dropped):
         return window
-    if state.proved is None or not (speedups.undisturbed or state.proved == state.fingerprint.of_model()):
-        first = state.proved is None
-        dropped = _unrecognised(speedups)
-        dropped |= _disproved(state, window.micro_batches[0], without=set(dropped))
-        for name, reason in _over_ranks(state, dropped, first).items():
-            _take_off(state, name, reason)
-        state.proved = state.fingerprint.of_model()
+    if state.verified is None or not (speedups.undisturbed or state.verified == state.fingerprint.of_model()):
+        first = state.verified is None
+        dropped = _unsupported(speedups)
+        dropped |= _find_wrong(state, window.micro_batches[0], without=set(dropped))
+        for name, reason in _agree_on_ranks(state, dropped, first).items():
+            _switch_off(state, name, reason)
+        state.verified = state.fingerprint.of_model()
     if not speedups.dropped & {"padding_free", "length_buckets"}:
         return window
     return replace(window, micro_batches=tuple(speedups.adapted(b) for b in window.micro_batches))
 
 
-def _unrecognised(speedups: Speedups) -> dict[str, str]:
+def _unsupported(speedups: Speedups) -> dict[str, str]:
     """Return the speedups that no longer fit the model because it was changed, and why."""
     reasons = {name: speedups.why_not(name) for name in speedups.parts}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _over_ranks(state: TrainState, dropped: dict[str, str], first: bool) -> dict[str, str]:
+def _agree_on_ranks(state: TrainState, dropped: dict[str, str], first: bool) -> dict[str, str]:
     """Let all ranks switch off the same speedups before the first step. Later they may differ, because gradients are equal."""
     if not first or state.runtime.world == 1:
         return dropped
@@ -73,22 +73,22 @@ def _over_ranks(state: TrainState, dropped: dict[str, str], first: bool) -> dict
     return found
 
 
-def _take_off(state: TrainState, name: str, reason: str) -> None:
+def _switch_off(state: TrainState, name: str, reason: str) -> None:
     assert state.speedups is not None
-    if name == "restrict_vocabulary" and state.cut is not None:
-        state.stop_cutting(reason)
+    if name == "restrict_vocabulary" and state.vocabulary is not None:
+        state.restore_vocabulary(reason)
     elif name in state.speedups.parts:
         state.speedups.drop(name)
         state.notes.append(f"{name} is off: {reason}")
 
 
-def _disproved(state: TrainState, batch: Batch, *, without: set[str]) -> dict[str, str]:
+def _find_wrong(state: TrainState, batch: Batch, *, without: set[str]) -> dict[str, str]:
     """Return the speedups whose step differs from the plain one, and how."""
     speedups = state.speedups
     assert speedups is not None
     left = [name for name in ORDER if name in speedups.parts and name not in without]
     if "length_buckets" in left and not _widened_rows(speedups, batch):
-        found = _disproved(state, batch, without={*without, "length_buckets"})
+        found = _find_wrong(state, batch, without={*without, "length_buckets"})
         return found | {"length_buckets": "no row of the first batch would be padded further by it"}
     # User hooks are not called for a proof. While they listen, only what needs no knowledge of a model is on.
     if not left or is_watched(hook_tables(state.model.modules())):
@@ -241,8 +241,8 @@ def _measure(state: TrainState, batch: Batch, half: bool) -> Gradients:
     gradients = {}
     for (name, parameter), gradient in zip(named.items(), found, strict=True):
         whole = torch.zeros_like(parameter) if gradient is None else gradient.detach() / scale
-        if state.cut is not None and parameter is state.cut.parameter:
-            whole = state.cut.expand(whole).to(whole.device)
+        if state.vocabulary is not None and parameter is state.vocabulary.parameter:
+            whole = state.vocabulary.expand(whole).to(whole.device)
         gradients[name] = whole.to(torch.float64 if whole.dtype == torch.float64 else torch.float32)
     coarsest = max(torch.finfo(p.dtype).eps for p in named.values())
     return Gradients(loss.detach().double(), gradients, max(TOLERANCE, 8 * coarsest))

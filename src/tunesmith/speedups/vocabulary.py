@@ -201,8 +201,8 @@ def why_inexact(optimizer: Optimizer, parameter: nn.Parameter) -> str | None:
     return f"{kind.__name__} may update embeddings of tokens that do not occur"
 
 
-def train_whole_table(cut: RestrictedVocabulary, optimizer: Optimizer) -> nn.Parameter:
-    """The whole table in the model and in the optimizer's groups, with the state of the used rows; the parameter comes back."""
+def restore_whole_table(cut: RestrictedVocabulary, optimizer: Optimizer) -> nn.Parameter:
+    """Put the whole table back into model and optimizer, with the state of the used rows; return the parameter."""
     old, new = cut.parameter, cut.restore()
     for group in optimizer.param_groups:
         group["params"] = [new if p is old else p for p in group["params"]]

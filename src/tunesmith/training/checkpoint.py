@@ -151,15 +151,15 @@ def capture(state: TrainState, identity: Identity, buffers: Tensors | None = Non
     for name, tensors in files.items():
         if is_weights(name):
             require_finite(tensors, state.step)
-    if state.cut is not None and float(state.cut.kept) != 1.0:
-        files[VOCABULARY] = contiguous(state.cut.state_dict(), buffers, VOCABULARY)
+    if state.vocabulary is not None and float(state.vocabulary.kept) != 1.0:
+        files[VOCABULARY] = contiguous(state.vocabulary.state_dict(), buffers, VOCABULARY)
     scale = state.loss_scale
     text = {
         "step": state.step,
         "progress": asdict(state.progress),
         "rows_limit": state.rows_limit,
         "evaluation_due": state.evaluation_due,
-        "vocabulary": None if state.cut is None else "decayed" if VOCABULARY in files else "plain",
+        "vocabulary": None if state.vocabulary is None else "decayed" if VOCABULARY in files else "plain",
         "vocabulary_given_up": state.speedups is not None and "restrict_vocabulary" in state.speedups.dropped,
         "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
         "optimizer": plain,
@@ -173,8 +173,8 @@ def capture(state: TrainState, identity: Identity, buffers: Tensors | None = Non
 def whole_weights(state: TrainState) -> Tensors:
     """Return the model's tensors where they are, with the whole vocabulary."""
     tensors: Tensors = state.model.state_dict()
-    if state.cut is not None:
-        tensors[_embedding_name(state.model)] = state.cut.table()
+    if state.vocabulary is not None:
+        tensors[_embedding_name(state.model)] = state.vocabulary.table()
     return tensors
 
 
@@ -186,9 +186,9 @@ def _embedding_name(model: nn.Module) -> str:
 def bytes_of(state: TrainState) -> tuple[int, int]:
     """Return the expected size on disk of (the weights, a whole checkpoint)."""
     weights = sum(t.numel() * t.element_size() for t in state.model.state_dict().values())
-    if state.cut is not None:
-        whole = state.cut.size * int(state.model.get_input_embeddings().weight.shape[1]) * 4  # type: ignore[operator]
-        weights += whole * (2 if state.cut_decay else 1)
+    if state.vocabulary is not None:
+        whole = state.vocabulary.size * int(state.model.get_input_embeddings().weight.shape[1]) * 4  # type: ignore[operator]
+        weights += whole * (2 if state.vocabulary_decay else 1)
     moments = sum(2 * p.numel() * p.element_size() for g in state.optimizer.param_groups for p in g["params"])
     return weights, weights + moments
 
@@ -328,11 +328,11 @@ def _read_state(file: Path) -> dict[str, Any]:
 
 
 def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, settings: bool) -> None:
-    if plain.get("vocabulary_given_up") and state.cut is not None:
-        state.stop_cutting("it was off when the checkpoint was saved")
-    if (plain["vocabulary"] is None) != (state.cut is None):
+    if plain.get("vocabulary_given_up") and state.vocabulary is not None:
+        state.restore_vocabulary("it was off when the checkpoint was saved")
+    if (plain["vocabulary"] is None) != (state.vocabulary is None):
         raise CheckpointError("was saved with a different setting of restrict_vocabulary", where=str(folder))
-    if state.cut is None:
+    if state.vocabulary is None:
         load_weights(state.model, folder)
     else:
         _load_vocabulary(state, folder)
@@ -354,14 +354,14 @@ def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, sett
 
 def _load_vocabulary(state: TrainState, folder: Path) -> None:
     """Load the weights into a model that trains only the embedding rows that occur in the data."""
-    assert state.cut is not None
+    assert state.vocabulary is not None
     stored = _read(folder, WEIGHTS)
     name = _embedding_name(state.model)
     if (folder / VOCABULARY).is_file():
-        state.cut.load_state_dict(load_file(folder / VOCABULARY))
+        state.vocabulary.load_state_dict(load_file(folder / VOCABULARY))
     else:
-        ids, kept = torch.from_numpy(state.cut.ids), torch.ones((), dtype=torch.float64)
-        state.cut.load_state_dict({"table": stored[name], "ids": ids, "kept": kept})
+        ids, kept = torch.from_numpy(state.vocabulary.ids), torch.ones((), dtype=torch.float64)
+        state.vocabulary.load_state_dict({"table": stored[name], "ids": ids, "kept": kept})
     stored[name] = state.model.state_dict()[name]
     copy_weights(state.model, stored, str(folder / WEIGHTS))
 

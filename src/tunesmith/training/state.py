@@ -103,7 +103,7 @@ class TrainState:
     """State of listeners that a checkpoint contains (JSON)."""
     speedups: Speedups | None = None
     """The result of `apply_speedups`. They are verified before the first step, and whenever the model has changed."""
-    proved: Hashable | None = None
+    verified: Hashable | None = None
     """The fingerprint of the model on which they were verified."""
     planned_steps: int = 0
     """Number of remaining steps, which limits the cost of verification."""
@@ -116,7 +116,7 @@ class TrainState:
     """Messages for the user, reported with the next event."""
 
     @property
-    def cut(self) -> RestrictedVocabulary | None:
+    def vocabulary(self) -> RestrictedVocabulary | None:
         """Set while only the rows of the embedding that occur in the data are trained."""
         return None if self.speedups is None else self.speedups.vocabulary
 
@@ -126,9 +126,9 @@ class TrainState:
         return None if self.speedups is None else self.speedups.graphs
 
     @property
-    def cut_decay(self) -> float:
+    def vocabulary_decay(self) -> float:
         """Weight decay times the learning rate factor of the word embedding's group."""
-        if self.cut is None:
+        if self.vocabulary is None:
             return 0.0
         weight = self.model.get_input_embeddings().weight  # type: ignore[operator]
         for group in self.optimizer.param_groups:
@@ -136,30 +136,30 @@ class TrainState:
                 return float(group.get("weight_decay", 0.0) * group.get("lr_scale", 1.0))
         return 0.0
 
-    def stop_cutting(self, reason: str) -> None:
+    def restore_vocabulary(self, reason: str) -> None:
         """Train the whole word embedding again; keep the optimizer state of the used rows."""
-        from tunesmith.speedups.vocabulary import train_whole_table
+        from tunesmith.speedups.vocabulary import restore_whole_table
 
         assert self.speedups is not None
-        assert self.cut is not None
+        assert self.vocabulary is not None
         if self.runtime.world > 1 and hasattr(self, "wrapped"):
             raise ConfigError(
                 f"the vocabulary cannot be restricted: {reason}",
                 fix="Set --restrict_vocabulary off: ranks that exchange gradients cannot switch to a different table.",
             )
-        train_whole_table(self.cut, self.optimizer)
+        restore_whole_table(self.vocabulary, self.optimizer)
         self.speedups.forget_vocabulary()
         self.notes.append(f"restrict_vocabulary is off: {reason}")
 
-    def require_exact_cut(self) -> None:
+    def require_exact_vocabulary(self) -> None:
         """Stop restricting the vocabulary if this optimizer changes unused embeddings other than by weight decay."""
-        if self.cut is None:
+        if self.vocabulary is None:
             return
         from tunesmith.speedups.vocabulary import why_inexact
 
-        reason = why_inexact(self.optimizer, self.cut.parameter)
+        reason = why_inexact(self.optimizer, self.vocabulary.parameter)
         if reason is not None:
-            self.stop_cutting(reason)
+            self.restore_vocabulary(reason)
 
     def require_whole(self, consequence: str) -> None:
         """Raise a ResourceError if an update was interrupted, so that only some weights are updated."""
@@ -178,7 +178,7 @@ class TrainState:
             raise ValueError(
                 "The model was changed by apply_speedups. Pass its result as TrainState(..., speedups=...)."
             )
-        self.require_exact_cut()
+        self.require_exact_vocabulary()
         self.wrapped = self.runtime.wrap(self.model)
         layers = None if self.speedups is None else self.speedups.fused
         if layers is not None or self.graphs is not None:

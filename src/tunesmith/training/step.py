@@ -151,7 +151,7 @@ def _update(state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: fl
     state.phase = "update"
     apply_update(optimizer, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip, state.kernel)
     if state.speedups is not None:
-        state.speedups.after_update(rate, state.cut_decay, skip)
+        state.speedups.after_update(rate, state.vocabulary_decay, skip)
     if scale is not None:
         scale.update(bad)
     state.phase = "done"

@@ -56,7 +56,7 @@ def begin(model: Any, *, prove: bool = True, **wishes: Any) -> tuple[TrainState,
     loss, runtime = TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True)
     state = TrainState(model, optimizer, loss, runtime, speedups=chosen)
     if not prove:
-        state.proved = state.fingerprint.of_model()
+        state.verified = state.fingerprint.of_model()
     plan = Plan(STEPS, (STEPS,), Schedule("linear", 1e-3, 0, STEPS), seed=1)
     return state, Batches(rows, chosen.train_collate, 8, seed=1), plan, chosen
 
@@ -92,7 +92,7 @@ def test_verification_leaves_model_unchanged() -> None:
     model.inner.bert.eval()
     before = {n: t.clone() for n, t in model.state_dict().items()}
     verify.ready(state, next(batches.windows(0)))
-    assert state.proved is not None
+    assert state.verified is not None
     assert (heard, model.calls, model.seen) == ([], 0, [])
     assert float(weight.grad.mean()) == 7.0
     assert len(weight._backward_hooks) == 1
@@ -170,7 +170,7 @@ def test_dropped_vocabulary_stays_dropped_after_a_resume(tmp_path: Path) -> None
         losses += [event.loss] if isinstance(event, StepDone) else []
         if isinstance(event, SafePoint) and event.step == 3:
             save_checkpoint(tmp_path / "checkpoint-3", state, identity)
-    assert state.cut is None
+    assert state.vocabulary is None
     state, batches, plan = begun()
     load_checkpoint(tmp_path / "checkpoint-3", state)
     assert losses_of(train_events(state, batches, plan)) == losses[3:]
