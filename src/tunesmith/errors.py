@@ -1,10 +1,21 @@
-"""The errors a user can meet. Each carries the exit code the command line ends with."""
+"""The exceptions of this package, as a tree. Each has the exit code of the command line.
+
+TunesmithError
+  ConfigError (2)      wrong flag or option
+  DataError (3)        unusable data
+  ResourceError (4)    disk, memory, permission, lock
+    MissingPackage
+  CheckpointError (5)  damaged or different run
+  NumericsError (6)    NaN or inf
+  WorkerError (7)      a worker or rank died
+  StoppedBySignal (130, 143)
+"""
 
 from __future__ import annotations
 
 
 class TunesmithError(ValueError):
-    """Problem, where, what to do: `where` is put in front of the message, `fix` behind it."""
+    """Base class. The message consists of `where` (place), the problem and `fix` (what to do)."""
 
     exit_code = 1
 
@@ -15,7 +26,7 @@ class TunesmithError(ValueError):
         super().__init__(self.line())
 
     def line(self) -> str:
-        """The one line a person reads."""
+        """Return the message as one line."""
         text = f"{self.where}: {self.problem}" if self.where else self.problem
         if self.fix:
             text = f"{text} {self.fix}" if text.endswith("?") else f"{text.rstrip('.')}. {self.fix}"
@@ -23,7 +34,7 @@ class TunesmithError(ValueError):
 
 
 class ConfigError(TunesmithError):
-    """A flag, a config key or a combination of them is wrong. `problems` lists all of them."""
+    """A flag, an option or a combination of them is wrong. `problems` lists all of them."""
 
     exit_code = 2
 
@@ -40,23 +51,23 @@ class ConfigError(TunesmithError):
 
 
 class DataError(TunesmithError):
-    """The data cannot be used as it is; `where` is `file:row:column` as far as known."""
+    """The data can't be used; `where` is `file:row:column` as far as known."""
 
     exit_code = 3
 
 
 class ResourceError(TunesmithError):
-    """Disk, memory, permission or a lock prevents the work."""
+    """Disk, memory, permissions or a lock prevent the work."""
 
     exit_code = 4
 
 
 class MissingPackage(ResourceError, ImportError):
-    """A package that an extra of tunesmith brings is not installed."""
+    """A package is missing that an extra of tunesmith installs."""
 
 
 class CheckpointError(TunesmithError):
-    """The run on disk is damaged, or it was made from other data or another config."""
+    """The run on disk is damaged, or was started with different data or options."""
 
     exit_code = 5
 
@@ -74,7 +85,7 @@ class WorkerError(TunesmithError):
 
 
 class StoppedBySignal(TunesmithError):
-    """The run was asked to stop, saved its state and ended: 130 for SIGINT, 143 for SIGTERM."""
+    """A signal stopped the run after its state was saved. The exit code is 130 for SIGINT, 143 for SIGTERM."""
 
     def __init__(self, signal_number: int, problem: str) -> None:
         names = {2: "Ctrl-C", 15: "SIGTERM"}
@@ -91,11 +102,11 @@ BROUGHT_BY = {
     **dict.fromkeys(("onnxruntime", "tokenizers"), "'tunesmith[runtime]'"),
     "huggingface_hub": "huggingface_hub",
 }
-"""Module -> what pip installs to bring it."""
+"""Module -> the argument of `pip install` that provides it."""
 
 
 def name_the_extra(error: ModuleNotFoundError, where: str, otherwise: str = "") -> None:
-    """Raises a MissingPackage with the command to run, if the module is one that an extra brings."""
+    """Raise a MissingPackage with the command to run if an extra provides the module."""
     module = (error.name or "").partition(".")[0]
     if module in BROUGHT_BY:
         raise MissingPackage(
@@ -106,7 +117,7 @@ def name_the_extra(error: ModuleNotFoundError, where: str, otherwise: str = "") 
 
 
 def nearest(name: str, known: list[str] | tuple[str, ...]) -> str | None:
-    """The known name a person most likely meant, or None."""
+    """Return the most similar known name, or None."""
     from difflib import get_close_matches
 
     found = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.6)
@@ -114,18 +125,18 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str | None:
 
 
 def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str | None:
-    """The sentence "Did you mean 'x'?", or None when nothing is near."""
+    """Return "Did you mean 'x'?", or None if no known name is similar."""
     hit = nearest(name, known)
     return f"Did you mean {hit!r}?" if hit else None
 
 
 def first_few(texts: list[str] | tuple[str, ...], most: int) -> str:
-    """`a, b and 3 more`: the texts with commas between, at most this many."""
+    """Return `a, b and 3 more`: at most this many texts, separated by commas."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
 
 
 def short_text(error: BaseException) -> str:
-    """What an error of a library says, on one line of at most 160 characters."""
+    """Return the message of a library's error as one line of at most 160 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else f"{text[:157]}..."

@@ -1,4 +1,4 @@
-"""What happens in a run, as frozen events, and findings about data and curves. The event log has one JSON object per event.
+"""Events of a run, and findings about data and curves. The event log contains one JSON object per event.
 
 Wall-clock values are only in fields named `time` or `seconds`; everything else is bit-identical after a resume.
 A NaN or infinite number is written as null: a curve shows a gap, never a made-up 0.0.
@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """First event of a run. `step` is 0, or where a resumed run continues."""
+    """The first event of a run. `step` is 0, or the step from which a resumed run continues."""
 
     run_id: str
     step: int
@@ -28,7 +28,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The run resumes from a verified checkpoint; `skipped` names each newer one that was not usable, and why."""
+    """The run resumes from a verified checkpoint; `skipped` names each newer invalid one, with the reason."""
 
     step: int
     checkpoint: str
@@ -38,7 +38,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted:
-    """`epoch` counts from 0; `step` is the number of steps done before it."""
+    """An epoch starts. `epoch` counts from 0; `step` is the number of completed steps."""
 
     epoch: int
     step: int
@@ -46,7 +46,7 @@ class EpochStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One optimizer step. `loss` and `grad_norm` are raw, None if NaN or infinite. `epoch` is the fraction done after it."""
+    """One optimizer step. `loss` and `grad_norm` are None if NaN or infinite; `epoch` includes the completed fraction."""
 
     step: int
     epoch: float
@@ -61,7 +61,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Metrics of one split after `step` steps. `split` is "validation", "train_sample" or a user's own name."""
+    """Metrics of one split after `step` steps. `split` is "validation", "train_sample" or a name that the user chose."""
 
     step: int
     epoch: float
@@ -73,7 +73,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class RowsEvaluated:
-    """Each row's loss and prediction at an evaluation (`metrics/row_evidence.py`); stands before its `Evaluated`."""
+    """The loss and prediction of each example (`metrics/evidence.py`); precedes the `Evaluated` of the same evaluation."""
 
     step: int
     split: str
@@ -91,7 +91,7 @@ class Improved:
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """The update of this step was not applied: something was NaN or infinite. `rows` are row numbers of the training set."""
+    """The update of this step was skipped because of a NaN or infinite tensor. `rows` are row numbers of the training set."""
 
     step: int
     what: str
@@ -101,7 +101,7 @@ class NonFinite:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchSplit:
-    """Out of memory: the micro-batch was split and the same step repeated; the math did not change."""
+    """After an out-of-memory error, the micro-batch was split and the step repeated; the result is the same."""
 
     step: int
     rows_before: int
@@ -110,7 +110,7 @@ class MicroBatchSplit:
 
 @dataclass(frozen=True, slots=True)
 class SafePoint:
-    """A step is complete, with its evaluation: the only moment at which a checkpoint may be written."""
+    """A step and its evaluation are complete: the only moment at which a checkpoint may be written."""
 
     step: int
 
@@ -126,7 +126,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something the user should know, reported once."""
+    """A message for the user."""
 
     step: int
     text: str
@@ -142,7 +142,7 @@ class Diagnosed:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """`reason`: completed, early_stopping, SIGTERM, SIGINT, break, or the class name of an error."""
+    """The end of a run. `reason`: completed, early_stopping, SIGTERM, SIGINT, break, or the class name of an error."""
 
     step: int
     reason: str
@@ -150,7 +150,7 @@ class RunEnded:
 
     @property
     def finished(self) -> bool:
-        """Whether the run did all it was asked to do; else it was stopped, or an error ended it."""
+        """Return whether the run completed; otherwise it was stopped, or an error ended it."""
         return self.reason in ("completed", "early_stopping")
 
 
@@ -178,7 +178,7 @@ _BY_NAME = {cls.__name__: cls for cls in get_args(Event)}
 
 
 def finite_or_none(value: float) -> float | None:
-    """The value, or None when it is NaN or infinite."""
+    """Return the value; None if it is NaN or infinite."""
     return value if math.isfinite(value) else None
 
 
@@ -193,14 +193,16 @@ def _clean(value: Any) -> Any:
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """A dict that `json.dumps(..., allow_nan=False)` always accepts; key "event" holds the class name."""
+    """Return a dict that `json.dumps(..., allow_nan=False)` accepts; the key "event" contains the class name."""
     kind = type(event)
     return {"event": kind.__name__, **{name: _clean(getattr(event, name)) for name in _FIELDS[kind]}}
 
 
 def from_json(data: Any) -> Event:
-    """The event that `to_json` wrote, every field of its type. Unknown fields of newer versions are dropped; an unknown
-    event is a KeyError, a missing field or a value of another type a ValueError."""
+    """Return the event that `to_json` wrote. Unknown fields (of newer versions) are ignored.
+
+    An unknown event is a KeyError; a missing field or a wrong type is a ValueError.
+    """
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
     cls = _BY_NAME[str(data["event"])]
@@ -230,7 +232,7 @@ def _whole(value: Any, low: int = -(2**63), high: int = 2**63) -> int:
 
 
 def _finite(value: Any) -> float | None:
-    """A number; None for null and for NaN or infinite."""
+    """Return a number; None for null, NaN and infinities."""
     try:
         return value if value is not None and math.isfinite(_of_type((int, float), value)) else None
     except OverflowError:
@@ -270,7 +272,7 @@ Severity = Literal["info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`code` is stable and short; `evidence` is a sentence with numbers; `advice` are next actions, best first."""
+    """A fact about data or curves. `code` is stable, `evidence` a sentence with numbers, `advice` next actions, best first."""
 
     code: str
     severity: Severity
@@ -280,16 +282,16 @@ class Finding:
     numbers: dict[str, Any] = field(default_factory=dict)
 
     def line(self) -> str:
-        """One line for a person: how serious, what, and the best thing to do."""
+        """Return one line: severity, evidence, and the best action."""
         return f"{self.severity.capitalize()}: {' '.join((self.evidence, *self.advice[:1]))}"
 
     @property
     def doubt(self) -> str:
-        """Verdicts that are nearly as likely: ", or label noise"; "" if there are none."""
+        """Return verdicts that are nearly as likely, such as ", or label noise"; empty if there are none."""
         return "".join(f", or {code.replace('_', ' ')}" for code in self.numbers.get("close") or ())
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; `from_json` gives an equal finding back."""
+        """Return a plain dict for `from_json`."""
         return {
             "code": self.code,
             "severity": self.severity,
@@ -301,7 +303,7 @@ class Finding:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Finding:
-        """The finding that `to_json` wrote."""
+        """Return the finding that `to_json` wrote."""
         return cls(**{**data, "advice": tuple(data["advice"])})
 
 

@@ -42,11 +42,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class BadFile(ValueError):
-    """A file that is there and cannot be used; the text says why, as the end of a sentence that begins with its name."""
+    """A file that can't be used. The message is the end of a sentence that starts with the name of the file."""
 
 
 def open_plain(path: str | Path, *, follow: bool = False) -> BinaryIO:
-    """A plain file, open for reading; anything else is a BadFile. `follow`: a link to a plain file will do."""
+    """Open a plain file for reading; anything else is a BadFile. With `follow`, links to plain files are accepted."""
     try:
         _require_plain(os.stat(path, follow_symlinks=follow))
         # What was looked at may be replaced before it is opened: O_NONBLOCK lets a pipe come back at once.
@@ -67,7 +67,7 @@ def open_plain(path: str | Path, *, follow: bool = False) -> BinaryIO:
 
 
 def is_plain(path: str | Path) -> bool:
-    """Whether this is a plain file: no link, pipe, device or folder."""
+    """Return whether this is a plain file: no link, pipe, device or folder."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (OSError, ValueError):
@@ -75,7 +75,7 @@ def is_plain(path: str | Path) -> bool:
 
 
 def read_plain(path: str | Path, limit: int, *, follow: bool = False) -> bytes:
-    """The bytes of a plain file; more than `limit` are a BadFile."""
+    """Return the bytes of a plain file; more than `limit` are a BadFile."""
     with open_plain(path, follow=follow) as file:
         try:
             size = os.fstat(file.fileno()).st_size
@@ -88,14 +88,14 @@ def read_plain(path: str | Path, limit: int, *, follow: bool = False) -> bytes:
 
 
 def read_json(path: str | Path, *, follow: bool = False) -> Any:
-    """What a JSON file holds, by the rules of `parse_json`."""
+    """Return the content of a JSON file; see `parse_json`."""
     return parse_json(read_plain(path, MAX_JSON_BYTES, follow=follow))
 
 
 def parse_json(data: bytes | str, *, mend: bool = True) -> Any:
-    """The value, with None for NaN and infinities; a BadFile for damage, depth and endless numbers.
+    """Return the value, with None for NaN and infinities. Damage, deep nesting and numbers with too many digits are a BadFile.
 
-    `mend` makes half a character "?", so that every text can be printed and written.
+    `mend` replaces incomplete characters by "?", so that every text can be printed and written.
     """
     try:
         text = data.decode().removeprefix("\ufeff") if isinstance(data, bytes) else data
@@ -140,7 +140,7 @@ def _real(digits: str) -> float | None:
 
 
 def _no_number(word: str) -> None:
-    """NaN and the infinities."""
+    """Return None for NaN and infinities."""
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_number, parse_int=_whole, parse_float=_real)
@@ -164,7 +164,7 @@ _MOVE = "Remove it or move it away, then run the same command again."
 
 
 def kind_of(path: Path) -> str | None:
-    """What stands at this name, links not followed: "a file", "a folder", "a link", "a pipe", ...; None when nothing does."""
+    """Return what is at this path, without following links: "a file", "a folder", "a link", "a pipe", ...; None if nothing is."""
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -173,7 +173,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def require_plain(path: Path) -> None:
-    """A ResourceError when something other than a plain file stands where a file is to be written."""
+    """Raise a ResourceError if something other than a plain file is in the place of a file to write."""
     try:
         kind = kind_of(path)
     except OSError as error:
@@ -183,13 +183,13 @@ def require_plain(path: Path) -> None:
 
 
 def in_the_way(path: Path, problem: str) -> ResourceError:
-    """The error for a file or folder of the user in a place that we would write to."""
+    """Return the error for a user's file or folder in a place that we would write to."""
     fix = "Move it to another name or folder, then run the same command again."
     return ResourceError(problem, where=str(path), fix=fix)
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and its parents where they do not exist."""
+    """Create a folder and its parents if they do not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -197,7 +197,7 @@ def make_folder(folder: Path) -> None:
 
 
 def create(path: Path, *, mode: int = 0o666) -> BinaryIO:
-    """A new file, open for writing. Whatever stands at that name already, a link among it, is a FileExistsError."""
+    """Create a file and open it for writing. If the name is taken, even by a link, it is a FileExistsError."""
     return open(os.open(path, _NEW, mode), "wb")
 
 
@@ -228,7 +228,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def _create_aside(path: Path, mode: int) -> tuple[BinaryIO, Path]:
-    """A new file next to `path`, under the first name that is free."""
+    """Create a temporary file next to `path`."""
     for number in count():
         tmp = path.with_name(f"{TMP_PREFIX}{path.name}-{os.getpid()}{number or ''}")
         try:
@@ -239,21 +239,21 @@ def _create_aside(path: Path, mode: int) -> tuple[BinaryIO, Path]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replaces a small file, whole or not at all."""
+    """Replace a small file completely or not at all."""
     with replacing(path) as file:
         file.write(data)
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Writes a file that must not be there yet: for folders that this process has just made."""
+    """Write a file that must not exist yet, in a folder that this process has created."""
     with create(path) as file:
         file.write(data)
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int:
-    """A descriptor of a plain file. A pipe, socket, device or folder is a ResourceError, and nothing waits for it.
+    """Return a descriptor of a plain file. A pipe, socket, device or folder is a ResourceError, without waiting for it.
 
-    Without `follow` a link is one, too: for files that are changed in place.
+    Without `follow` so is a link: for files that are changed in place.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), 0o666)
@@ -270,8 +270,10 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True) -
 
 
 def open_in_place(path: Path) -> int:
-    """A descriptor to read and append to a plain file, made when it is not there. One with a second name gets bytes of
-    its own first: the other name may be a copy that a person made."""
+    """Return a descriptor to read and append to a plain file, which is created if missing.
+
+    A file with a second name (hard link) is copied first, because the other name may be a user's copy.
+    """
     descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, follow=False)
     if os.fstat(descriptor).st_nlink == 1:
         return descriptor
@@ -281,13 +283,13 @@ def open_in_place(path: Path) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a plain file; see `open_regular`."""
+    """Return the bytes of a plain file; see `open_regular`."""
     with open(open_regular(path), "rb") as file:
         return file.read()
 
 
 def require_same(path: Path, known: os.stat_result) -> None:
-    """A ResourceError when what stands at a path is not the file or folder that is known."""
+    """Raise a ResourceError if the path is no longer the known file or folder."""
     try:
         same = os.path.samestat(known, path.stat())
     except OSError:
@@ -301,7 +303,7 @@ def require_same(path: Path, known: os.stat_result) -> None:
 
 
 def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceError:
-    """The error for a failed write: the path, the reason, the bytes needed and free."""
+    """Return the error for a failed write: the path, the reason, the bytes needed and free."""
     try:
         free = f"{shutil.disk_usage(path.parent).free / 1e6:.1f} MB free"
     except OSError:
@@ -360,7 +362,7 @@ def cache_folder() -> Path:
 
 
 def fsync_path(path: Path) -> None:
-    """Waits until a file's bytes, or a folder's entries, are on disk."""
+    """Wait until a file's bytes, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -375,7 +377,7 @@ _counts: dict[str, int] = {}
 
 
 def fault_point(name: str) -> None:
-    """A point that a test can name: on its n-th passage the process does kill, term, int, enospc, eio, sleep or raise."""
+    """Mark a point for fault tests: TUNESMITH_FAULT=NAME:ACTION:N runs the action when the point is passed the N-th time."""
     wanted = os.environ.get("TUNESMITH_FAULT")
     if not wanted:
         _counts.clear()  # the next fault in this process counts from 1

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Task(StrEnum):
-    """What one label is."""
+    """The kind of label of a task."""
 
     BINARY = "binary"
     MULTICLASS = "multiclass"
@@ -18,7 +18,7 @@ class Task(StrEnum):
 
     @property
     def problem_type(self) -> str:
-        """The name transformers uses in a model's config."""
+        """Return the name that transformers uses in a model's config."""
         if self is Task.REGRESSION:
             return "regression"
         if self is Task.MULTILABEL:
@@ -27,9 +27,9 @@ class Task(StrEnum):
 
 
 def choose_labels(probabilities: Any, task: Task, thresholds: Sequence[float] | None = None) -> Any:
-    """The id of the label of each row: the largest probability, as a multiple of its threshold.
+    """Return the label id of each example: the largest probability relative to its threshold.
 
-    For multilabel tasks which labels are above their thresholds; one half without, as transformers' own script decides.
+    For multilabel tasks, return which labels are above their thresholds, by default 0.5.
     """
     if task is Task.MULTILABEL:
         return probabilities > (0.5 if thresholds is None else tuple(thresholds))
@@ -37,16 +37,16 @@ def choose_labels(probabilities: Any, task: Task, thresholds: Sequence[float] | 
 
 
 UNLABELLED = -1
-"""The label id of a row without a label (GLUE test splits)."""
+"""The label id of an unlabeled example (GLUE test splits)."""
 
 
 def fold_label(name: str) -> str:
-    """Equal for labels that differ only in case or spaces."""
+    """Return a key that is equal for labels that differ only in case or spaces."""
     return " ".join(name.casefold().split())
 
 
 def match_names(order: Sequence[str], names: Sequence[str]) -> tuple[str, ...] | None:
-    """`names` in the order of `order`, matched exactly or else but for case and spaces; None when they are others."""
+    """Return `names` in the order of `order`; case and spaces may differ. None if they are different names."""
     if set(order) == set(names) and len(order) == len(names):
         return tuple(order)
     folded = {fold_label(name): name for name in names}
@@ -58,19 +58,19 @@ def match_names(order: Sequence[str], names: Sequence[str]) -> tuple[str, ...] |
 
 @dataclass(frozen=True, slots=True)
 class LabelMap:
-    """Names in id order. A regression task has the one name of its target column."""
+    """Label names in id order. For regression, the only name is that of the target column."""
 
     names: tuple[str, ...]
     task: Task
     thresholds: tuple[float, ...] | None = None
-    """Of each label, by which `choose_labels` decides; (1 - t, t) of two classes means the second from t on."""
+    """Threshold of each label for `choose_labels`; (1 - t, t) for two classes selects the second at t or more."""
 
     abstention: Any = None
     """The `metrics.abstain.Abstention` of a predictor that answers only if it is sure; None: it answers all examples."""
 
     @classmethod
     def for_classes(cls, names: Sequence[str]) -> LabelMap:
-        """Single-label map: binary with two names, multiclass otherwise."""
+        """Return the map of a single-label task: binary for two names, otherwise multiclass."""
         return cls(tuple(names), Task.BINARY if len(names) == 2 else Task.MULTICLASS)
 
     def __len__(self) -> int:
@@ -78,12 +78,12 @@ class LabelMap:
 
     @property
     def positive_name(self) -> str | None:
-        """The class that F1, precision and recall are about: label 1 of two."""
+        """Return the class that F1, precision and recall refer to: label 1 of two."""
         return self.names[1] if self.task is Task.BINARY and len(self.names) == 2 else None
 
     @property
     def class_order(self) -> list[int]:
-        """Ids in the order of scikit-learn's `classes_`: sorted names, numbers by their value."""
+        """Return ids in the order of scikit-learn's `classes_`: sorted names, numbers by value."""
         try:
             keys: list[Any] = [float(name) for name in self.names]
         except ValueError:
@@ -92,22 +92,22 @@ class LabelMap:
 
     @property
     def id2label(self) -> dict[int, str]:
-        """As in a transformers config."""
+        """Return the mapping of a transformers config."""
         return dict(enumerate(self.names))
 
     @property
     def label2id(self) -> dict[str, int]:
-        """As in a transformers config."""
+        """Return the mapping of a transformers config."""
         return {name: i for i, name in enumerate(self.names)}
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; `from_json` gives an equal map back."""
+        """Return a plain dict for `from_json`."""
         moved = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
         return {"names": list(self.names), "task": self.task.value, **moved}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LabelMap:
-        """The map that `to_json` wrote."""
+        """Return the map that `to_json` wrote; a ValueError if it is damaged."""
         found = data.get("thresholds")
         if found is not None and (len(found) != len(data["names"]) or not all(0 < t <= 1 for t in found)):
             raise ValueError(f"thresholds are {found!r}, not a number above 0 for each label")

@@ -1,6 +1,7 @@
-"""`tunesmith audit`: rows, tokens and labels of a config's data; suspicious labels as a review file.
+"""`tunesmith audit`: check examples, tokens and labels of a config's data; write suspected label errors to a review file.
 
-Labels are judged by words, or by words and the vectors of the frozen encoder: each row by a model that was fitted without it.
+Labels are checked with TF-IDF, or with TF-IDF and vectors of the frozen encoder. A model that was fitted without an example
+predicts its label.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from tunesmith.pipeline.train import RunObserver
 
 LabelJudge = Literal["words", "probe", "off"]
 MOST_JUDGED = {"words": 20_000, "probe": 10_000}
-"""Rows whose labels are judged; of more an even sample."""
+"""Maximum number of labels to check; of more, an even sample."""
 FEWEST_JUDGED = 50
 MOST_TOKENS, BATCH_ROWS = 128, 32
-"""Of a text that the frozen encoder reads."""
+"""Maximum length of a text for the frozen encoder, and its batch size."""
 METHODS = {"words": "TF-IDF", "probe": "frozen features and TF-IDF"}
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found, most serious first; `review_file` is None if none was requested or no label is suspicious.
+    """The findings of an audit, most serious first. `review_file` is None if it wasn't requested or no label is suspicious.
 
-    `notes` say how the files were read.
+    `notes` describe how the files were read.
     """
 
     findings: list[Finding]
@@ -51,7 +52,7 @@ class AuditResult:
 def audit_files(
     config: RunConfig, *, labels: LabelJudge, review_file: str | None, observer: RunObserver
 ) -> AuditResult:
-    """Reads and audits; judges the labels of train as `labels` says. Writes nothing but `review_file`."""
+    """Read and audit the data; check training labels by the method `labels`. Only `review_file` is written."""
     data = read_run_data(config, {}, observer.progress, need_weights=labels == "probe")
     bundle = data.bundle
     tokenizer = load_run_tokenizer(config, data.folder)
@@ -105,13 +106,13 @@ def _with_noise(finding: Finding, noise: LabelNoise | None) -> Finding:
 
 
 def join_features(frozen: Ints, words: Ints) -> Ints:
-    """Both side by side; words weigh half."""
+    """Return both kinds of features side by side; TF-IDF has half the weight."""
     sides = (frozen / max(float(frozen.std()), 1e-12), 0.5 * words / max(float(words.std()), 1e-12))
     return np.concatenate(sides, axis=1)
 
 
 def _labelled_rows(bundle: DataBundle, most: int) -> tuple[Ints, list[Sequence[str]], Ints]:
-    """(row numbers within train, their texts, their labels) of the rows that have one."""
+    """Return (row numbers, texts, labels) of the labeled training rows."""
     part, names = bundle.parts["train"], list(bundle.columns.text)
     if bundle.labels.task is Task.MULTILABEL:
         return np.empty(0, np.int64), [], np.empty(0)
@@ -125,8 +126,10 @@ def _labelled_rows(bundle: DataBundle, most: int) -> tuple[Ints, list[Sequence[s
 def embed_rows(
     folder: Path, tokenizer: Any, labels: LabelMap, texts: Sequence[Sequence[str]], observer: RunObserver
 ) -> Ints:
-    """One vector of the frozen encoder a row: the mean of the first tokens of a text; two texts by their difference and product.
-    Each text is computed once."""
+    """Return one vector of the frozen encoder per row: the mean token vector of a text; for pairs, difference and product.
+
+    Each text is computed once.
+    """
     import torch
 
     from tunesmith.models.load import load_model
@@ -156,16 +159,18 @@ def embed_rows(
 
 
 PENALTIES = tuple(10.0 ** (power / 2) for power in range(-8, 3))
-"""As shares of the largest variance of the features."""
+"""Relative to the largest variance of the features."""
 WORD_FEATURES = 2**15
 WORD_SPACE = 256
 SURE = 0.15
-"""Number of rows in the review file: those with a smaller `share_of_given` than this."""
+"""Rows with a smaller `share_of_given` are suspected label errors."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """`row` counts from 0 within the split; `given` is the probability of its label, `other` that of the suggested one."""
+    """A suspected label error. `row` counts from 0 within the split; `given` and `other` are the probabilities of its label and
+    of the suggested one.
+    """
 
     row: int
     suggested: int | float
@@ -174,7 +179,7 @@ class Suspect:
 
 
 def judge_labels(features: Ints, ids: Ints, labels: LabelMap) -> Ints:
-    """For each row the probability of each label (the expected number for regression) by a fit without that row."""
+    """Return the probability of each label for each row (for regression the number), from a model fitted without that row."""
     regression = labels.task is Task.REGRESSION
     targets = ids.astype(np.float64)[:, None] if regression else np.eye(len(labels))[ids]
     weights = np.ones(len(ids))
@@ -193,7 +198,7 @@ def judge_labels(features: Ints, ids: Ints, labels: LabelMap) -> Ints:
 
 
 def left_out(features: Ints, targets: Ints, weights: Ints) -> Ints:
-    """Leave-one-out predictions of weighted ridge regression with an intercept; the penalty with the smallest error."""
+    """Return leave-one-out predictions of weighted ridge regression, with the penalty that has the smallest error."""
     root = np.sqrt(weights / weights.mean())[:, None]
     center = (weights[:, None] * features).sum(0) / weights.sum()
     means = (weights[:, None] * targets).sum(0) / weights.sum()
@@ -215,7 +220,7 @@ def left_out(features: Ints, targets: Ints, weights: Ints) -> Ints:
 
 
 def to_probabilities(scores: Ints, ids: Ints, weights: Ints) -> Ints:
-    """A softmax of the scores with the scale under which the given labels are likeliest."""
+    """Return the softmax of the scores, scaled to maximize the likelihood of the labels."""
     best, found = np.inf, scores
     for scale in (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0):
         logits = scale * (scores - scores.max(axis=1, keepdims=True))
@@ -228,7 +233,7 @@ def to_probabilities(scores: Ints, ids: Ints, weights: Ints) -> Ints:
 
 
 def share_of_given(probabilities: Ints, ids: Ints) -> Ints:
-    """From 0 to 1: the probability of the given label compared with that of the likeliest other one."""
+    """Return the probability of the label relative to that of the most probable other one, from 0 to 1."""
     rows = np.arange(len(ids))
     own = probabilities[rows, ids]
     rest = probabilities.copy()
@@ -238,7 +243,7 @@ def share_of_given(probabilities: Ints, ids: Ints) -> Ints:
 
 
 def rank_suspects(judged: Ints, ids: Ints, labels: LabelMap) -> list[Suspect]:
-    """Rows whose label is doubtful, the most doubtful first."""
+    """Return suspected label errors, the most likely ones first."""
     if labels.task is Task.REGRESSION:
         miss = np.abs(judged[:, 0] - ids)
         spread = 1.4826 * float(np.median(miss)) + 1e-12
@@ -254,7 +259,7 @@ def rank_suspects(judged: Ints, ids: Ints, labels: LabelMap) -> list[Suspect]:
 
 
 def word_space(texts: Sequence[str], size: int = WORD_SPACE) -> Ints:
-    """TF-IDF of words, word pairs and parts of words as `size` numbers a text: what needs no model."""
+    """Return TF-IDF features of words, word pairs and parts of words, hashed to `size` numbers per text."""
     from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
     from sklearn.pipeline import FeatureUnion, make_pipeline
     from sklearn.utils.extmath import randomized_svd
@@ -275,13 +280,13 @@ def word_space(texts: Sequence[str], size: int = WORD_SPACE) -> Ints:
 
 
 WARN_SHARE = 0.08
-"""Share of suspicious rows from which they are worth a warning."""
+"""Share of suspected label errors that is reported as a warning."""
 
 
 def describe_suspects(
     suspects: Sequence[Suspect], part: Part, rows: Ints, ids: Ints, labels: LabelMap, *, method: str, review: str | None
 ) -> list[Finding]:
-    """Return one finding about all of them. `rows` are the judged rows of the source of `part`; `review` is the review file."""
+    """Return one finding about all suspected errors. `rows` are the checked rows of `part`; `review` is the review file."""
     if not suspects:
         return []
     share = len(suspects) / len(rows)
@@ -307,7 +312,7 @@ def format_review(
     labels: LabelMap,
     columns: Sequence[str],
 ) -> bytes:
-    """The line in the file, the texts, label, suggested_label, why; the most doubtful first."""
+    """Return the review file: line, texts, label, suggested_label and reason, the most likely errors first."""
     out = io.StringIO(newline="")
     table = csv.writer(out, lineterminator="\n")
     table.writerow(["line", *columns, "label", "suggested_label", "why"])

@@ -97,7 +97,7 @@ def each_run(config: RunConfig) -> Iterator[RunConfig]:
 
 
 def _held_out(folders: list[Path]) -> list[PredictedRows]:
-    """The held-out examples of these runs. A run without any is an error, unless no run has validation examples."""
+    """Return the held-out examples of these runs. A run without any is an error, unless no run has validation examples."""
     found = {folder: held_out_rows(folder) for folder in folders}
     missing = [folder for folder, rows in found.items() if rows is None]
     if missing and len(missing) < len(found):
@@ -110,7 +110,7 @@ def _held_out(folders: list[Path]) -> list[PredictedRows]:
 
 
 def _pool(parts: list[PredictedRows], log: Log | None) -> dict[str, Score]:
-    """The scores of all held-out examples together. With `log`, thresholds are fitted to them and reported."""
+    """Return the scores of all held-out examples together. With `log`, thresholds are fitted to them and reported."""
     if not parts:
         return {}
     task = parts[0].task

@@ -1,7 +1,6 @@
-"""The rows of a run and the folder of its model: read, checked, tokenized, audited, and what is printed about them. All of it
-before torch is imported.
+"""Read, check, tokenize and audit the examples of a run, and find the folder of its model, all before torch is imported.
 
-Options that the config knows and this build cannot carry out are refused, never ignored.
+Options that `tunesmith train` can't carry out are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunData:
-    """The splits, the folder of the model, and what the head of that model says about its labels."""
+    """The splits, the folder of the model, and the label names of its head."""
 
     bundle: DataBundle
     folder: Path
@@ -58,7 +57,7 @@ def read_run_data(
     need_weights: bool = True,
     use_test: bool = True,
 ) -> RunData:
-    """Finds the model, then reads the data with its labels in the order of the model's head, if it has one."""
+    """Find the model, then read the data; labels are in the order of the model's head, if it has one."""
     folder = resolve_model(
         config.model_name_or_path,
         revision=config.model_revision,
@@ -88,7 +87,7 @@ def load_run_tokenizer(config: RunConfig, folder: Path) -> Any:
 
 
 def log_data(log: Log, data: RunData) -> None:
-    """The notes of the reader, the rows of each split, and what was found wrong."""
+    """Print how the data was read, the size of each split, and warnings."""
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in data.bundle.splits.items())
     ours = names_of_run(data.bundle.columns.text, data.bundle.labels)
     for note in (*data.bundle.notes, *data.notes, describe_renaming(ours, ours.values()), f"Rows: {sizes}."):
@@ -113,9 +112,9 @@ def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new:
 
 
 def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) -> None:
-    """A ConfigError with every requested option that has no effect in `tunesmith train`.
+    """Raise a ConfigError that lists every option without effect in `tunesmith train`.
 
-    `one_of_many`: the run is one of those that `--recipe best` consists of.
+    `one_of_many`: the run is part of `--recipe best`.
     """
     trackers = [name for name in config.report_to if name not in ("none", "all") and not is_installed(name)]
     fix = "pip install 'tunesmith[trackers]', or leave it out: journal.jsonl has every number."
@@ -130,53 +129,53 @@ def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) ->
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; a folder of that name (W&B makes ./wandb) is not a package."""
+    """Return whether a package can be imported; a folder of that name (W&B creates ./wandb) is not a package."""
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One option, what was decided, and why."""
+    """One option, its value, and the reason."""
 
     name: str
     value: Any
     reason: str
 
     def line(self) -> str:
-        """As it is printed."""
+        """Return the decision as one line."""
         shown = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
         shown = shown.lower() if isinstance(self.value, bool) else shown
         return f"{self.name} {shown}: {self.reason}"
 
 
 FEW_CUT = 0.02
-"""Share of the training rows that may be cut before `auto` does anything about it."""
+"""Share of the training rows that may be truncated before `auto` reacts."""
 MOST_TOKENS = 2.0
-"""How many times the tokens of the cut rows `auto` may give the model."""
+"""Maximum number of tokens for which `auto` reads whole texts, relative to truncated ones."""
 
 
 @dataclass(frozen=True)
 class RunTokens:
-    """`config` has no open `long_texts`; `decision` is None when there was nothing to decide."""
+    """The tokenized splits. `config.long_texts` is decided; `decision` is None if there was nothing to decide."""
 
     config: RunConfig
     splits: dict[str, Tokenized]
     length: int
     limit: int | None
-    """The longest row that the positions of the model take."""
+    """The longest row that the model's positions support."""
     decision: Decision | None = None
 
     @property
     def long_texts(self) -> LongTexts:
-        """As it is stored with the model."""
+        """Return the value that is stored with the model."""
         return "head" if self.config.long_texts == "auto" else self.config.long_texts
 
 
 def tokenize_run(
     config: RunConfig, bundle: DataBundle, tokenizer: Any, stored: dict[str, Any], progress: ShowProgress
 ) -> RunTokens:
-    """Tokenizes every split, long rows as `--long_texts` says. `stored` is the config of the model."""
+    """Tokenize every split; `--long_texts` determines how long rows are read. `stored` is the config of the model."""
     limit = position_limit(stored)
     most = longest_allowed(tokenizer, model_max=limit, asked=config.max_seq_length, usual=LONGEST_LENGTH)
     length = most if config.long_texts == "full" else min(most, config.max_seq_length or USUAL_LENGTH)
@@ -212,7 +211,7 @@ def tokenize_run(
 
 
 def log_lengths(log: Log, tokenized: dict[str, Tokenized], length: int, bundle: DataBundle, asked: int | None) -> None:
-    """What was cut, a line for each split; one line for all when nothing was."""
+    """Print how much of each split was truncated."""
     lowered = describe_lowered_length(asked, length)
     if lowered is not None:
         log(lowered)
@@ -227,15 +226,15 @@ def log_lengths(log: Log, tokenized: dict[str, Tokenized], length: int, bundle: 
 
 
 def whole_lengths(tokenized: Tokenized) -> npt.NDArray[np.int64]:
-    """The tokens of each row before it was cut."""
+    """Return the number of tokens of each row before truncation."""
     table = tokenized.dataset.with_format("numpy")
     return np.asarray(table["length"][:], dtype=np.int64) + np.asarray(table["cut"][:], dtype=np.int64)
 
 
 def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) -> tuple[Decision, int] | None:
-    """What `auto` does about training rows of these lengths, and the row length for it; None when few rows are cut.
+    """Decide how `auto` reads training rows of these lengths, and the maximum length; None if few rows are truncated.
 
-    Never head_tail: on newsgroup posts cut at 128 tokens it was 6 points below the head (docs/research/recipes.md).
+    Never head_tail: on newsgroup posts truncated at 128 tokens it was 6 points below the head (docs/research/recipes.md).
     """
     share = float((lengths > length).mean())
     if share < FEW_CUT:
@@ -262,12 +261,12 @@ def audit_texts(bundle: DataBundle, tokenizer: Any, *, asked: int | None, limit:
 def audit_tokenized(
     bundle: DataBundle, tokenizer: Any, train: Tokenized, *, length: int, limit: int | None
 ) -> list[Finding]:
-    """The same for a run, whose rows are tokenized already."""
+    """Run `audit_texts` for rows that are already tokenized."""
     return [*_check_texts(_samples(bundle), tokenizer), *_cut(whole_lengths(train), length, limit)]
 
 
 def _samples(bundle: DataBundle) -> dict[str, dict[str, list[str]]]:
-    """Texts by split and column."""
+    """Return texts by split and column."""
     names = list(bundle.columns.text)
     return {
         split: sample_rows(part, names, MOST_TOKENIZED).columns for split, part in bundle.parts.items() if len(part)

@@ -1,4 +1,4 @@
-"""How much time, memory and disk a run will need, measured on a few of its real steps.
+"""Forecast the time, memory and disk space of a run from a few of its real steps.
 
 `tunesmith plan` trains a small part of the run in a temporary folder.
 """
@@ -35,13 +35,13 @@ SHORT_RUN = 0.2
 GPU_WARM_STEPS, GPU_STEPS = 32, 96
 """The first steps are slower (kernels are compiled) and not timed."""
 PAIR_STEPS = 30
-"""Steps of a pair warm-up that are timed."""
+"""Number of timed pair warm-up steps."""
 EVALUATED_EXAMPLES = {"cpu": 256, "cuda": 2_048}
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds by phase, the peak memory, and the bytes on disk; measured, then scaled to all examples and steps."""
+    """Seconds by phase, peak memory, and bytes on disk: measured, then scaled to all examples and steps."""
 
     device: str
     steps: int
@@ -55,13 +55,13 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """The total, from the start of the process to its end."""
+        """Return the total, from the start of the process to its end."""
         begin = self.start_seconds + self.once_seconds
         return begin + self.step_seconds + self.evaluation_seconds + self.finish_seconds
 
     @property
     def is_short(self) -> bool:
-        """Whether the start takes a large part of the time. A second start is faster: files and kernels are cached."""
+        """Return whether start-up takes a large part of the time. A second start is faster thanks to caches."""
         return self.start_seconds + self.once_seconds > SHORT_RUN * self.seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def measure_run(config: RunConfig, data: RunData, observer: RunObserver, begun: 
 
 
 def _shorten(prepared: Prepared, folder: Path) -> tuple[Prepared, float]:
-    """The same run with few steps and few evaluated examples, and the part of their tokens that is evaluated."""
+    """Return the same run with few steps and few evaluated examples, and the share of the tokens that is evaluated."""
     from tunesmith.pipeline.prepare import make_plan
 
     kind = prepared.runtime.device.type
@@ -150,7 +150,7 @@ def _shorten(prepared: Prepared, folder: Path) -> tuple[Prepared, float]:
 
 
 def _few_batches(prepared: Prepared, steps: int) -> Any:
-    """Batches of some windows of the first epoch, of all sizes: the widest, for its memory, and an even spread."""
+    """Return batches of some windows of the first epoch: the widest one, for its memory, and an even spread of sizes."""
     order = prepared.batches.order(0)
     lengths = prepared.batches.rows.lengths[order.rows]
     widest = int((np.maximum.reduceat(lengths, order.starts[:-1]) * np.diff(order.starts)).argmax())
@@ -160,13 +160,13 @@ def _few_batches(prepared: Prepared, steps: int) -> Any:
 
 
 def _spread(sizes: npt.NDArray[Any], wanted: int) -> npt.NDArray[np.int64]:
-    """Positions of this many sizes, evenly spread from the largest to the smallest; ascending."""
+    """Return the positions of this many sizes, evenly spread from the largest to the smallest, in ascending order."""
     order = np.argsort(-sizes, kind="stable")
     return np.sort(order[np.unique(np.linspace(0, len(order) - 1, min(len(order), wanted)).round().astype(np.int64))])
 
 
 def _rest_of_warmup(steps: list[tuple[int, int, float]]) -> float:
-    """The seconds of the steps of a pair warm-up that were not taken. `steps`: (steps done, all steps, when)."""
+    """Return the seconds of the pair warm-up steps that were skipped. `steps`: (completed steps, all steps, time)."""
     if not steps:
         return 0.0
     (first, _, began), (last, total, ended) = steps[min(WARM_STEPS, len(steps) - 1)], steps[-1]

@@ -55,7 +55,7 @@ from tunesmith.training.state import TrainState, make_deterministic, seed_everyt
 
 @dataclass
 class Prepared:
-    """Everything that is made before the first step."""
+    """Everything that is created before the first step."""
 
     config: RunConfig
     runtime: Runtime
@@ -73,22 +73,22 @@ class Prepared:
     settled: Settled
 
     def rows(self, split: str) -> TokenRows:
-        """The tokenized rows of a split."""
+        """Return the tokenized rows of a split."""
         return self.tokenized[split].rows
 
     @property
     def evaluation_rows(self) -> int | None:
-        """Rows of an evaluation batch; None on a GPU, where tokens are counted instead."""
+        """Return the size of an evaluation batch; None on a GPU, where tokens are counted instead."""
         on_gpu = self.runtime.device.type == "cuda"
         return None if on_gpu else max(self.config.per_device_eval_batch_size, 64)
 
     def constant(self) -> BestConstant:
-        """The best constant answer, from the training labels."""
+        """Return the constant baseline of the training labels."""
         labels = self.bundle.labels
         return BestConstant.of(labels.task, self.rows("train").labels, len(labels))
 
     def train_sample(self) -> TokenRows | None:
-        """A fixed, seeded sample of the training rows, to be evaluated with the validation set."""
+        """Return a fixed, seeded sample of the training rows, to evaluate with the validation set."""
         wanted = min(self.config.train_sample_size, len(self.rows("train")))
         if wanted <= 0:
             return None
@@ -97,7 +97,7 @@ class Prepared:
 
 
 def start_runtime(config: RunConfig) -> Runtime:
-    """Joins the other ranks, if this process was launched as one of several."""
+    """Return device, precision and rank; join the other ranks if there are any."""
     precision: Precision = "fp16" if config.fp16 else "no"
     if config.bf16 or (config.bf16 is None and not config.fp16 and has_bf16(use_cpu=config.use_cpu)):
         precision = "bf16"
@@ -148,7 +148,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], ob
 
 
 def add_findings(bundle: DataBundle, findings: Sequence[Finding], log: Log, *, strict: bool) -> DataBundle:
-    """The bundle with findings added, most serious first; warnings are shown."""
+    """Return the bundle with findings added, most serious first, and print warnings."""
     for finding in findings:
         if finding.severity != "info":
             log(finding.line())
@@ -165,7 +165,7 @@ def _set_tf32(allowed: bool | None) -> None:
 
 
 def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedModel, Runtime, str | None]:
-    """The model and the runtime. A model that fails in bf16 computes in float32, unless the user set the precision."""
+    """Load the model. If it fails in bf16, the runtime is float32, unless the user set the precision."""
     loaded = load_model(
         data.folder,
         data.bundle.labels,
@@ -248,13 +248,13 @@ def _make_batches(config: RunConfig, rows: TokenRows, speedups: Speedups, runtim
 
 
 STEPS_A_READ = 16
-"""Steps on a GPU whose numbers are read together: the host is ahead of the device in between."""
+"""Number of GPU steps whose losses are read together, because reading waits for the device."""
 CRASH_INTERVAL = 500
-"""Steps between checkpoints within a long epoch, so that a crash never costs more."""
+"""Steps between checkpoints within a long epoch: a crash never costs more."""
 
 
 def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validation: bool, on_gpu: bool = False) -> Plan:
-    """The frozen plan that the loop follows."""
+    """Return the plan that the loop follows."""
     steps, ends = epoch_ends_for(
         batches.steps_in_epoch, max_steps=config.max_steps, num_epochs=config.decided.num_train_epochs
     )
@@ -311,7 +311,7 @@ def _save_calendar(config: RunConfig, steps: int, ends: tuple[int, ...], evaluat
 
 
 def _interval(value: int | float | None, steps: int) -> int:
-    """Steps, or a share of all steps below 1."""
+    """Return a number of steps; a value below 1 is a share of all steps."""
     if value is None:
         return 500
     return max(1, int(steps * value)) if 0 < value < 1 else int(value)
@@ -320,7 +320,7 @@ def _interval(value: int | float | None, steps: int) -> int:
 def log_model(
     log: Log, config: RunConfig, loaded: LoadedModel, speedups: Speedups, runtime: Runtime, plain: str | None = None
 ) -> None:
-    """The model, what it computes in (`plain` is why in float32), and which speedups are on."""
+    """Print model, precision (`plain` is the reason for float32) and speedups."""
     count = loaded.parameters
     size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
     name = config.model_name_or_path or EMBEDDED
@@ -348,7 +348,7 @@ INERT_NAMES = """
 INERT = frozenset(INERT_NAMES.split())
 """Options that may change when a run is resumed: they affect neither the order of the data nor the math."""
 IDLE_CONFIG = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
-"""Entries of a model's config.json that say where it comes from, not what it computes."""
+"""Entries of a model's config.json that don't affect what it computes."""
 
 
 def make_identity(
@@ -365,7 +365,7 @@ def make_identity(
 
 
 def tokenizer_content(tokenizer: Any, max_length: int) -> dict[str, str]:
-    """Return what is compared of a tokenizer: how it tokenizes, and its file, of which transformers ignores some entries."""
+    """Return what a resume compares of a tokenizer: its behavior, and its file, of which transformers ignores some entries."""
     stored = read_json_object(Path(tokenizer.name_or_path) / TOKENIZER_FILE)
     kept = {name: value for name, value in stored.items() if name not in ("version", "truncation", "padding")}
     return {
@@ -375,7 +375,7 @@ def tokenizer_content(tokenizer: Any, max_length: int) -> dict[str, str]:
 
 
 def _content(data: RunData) -> dict[str, Any]:
-    """Data and model of a run by their content, under the names that a user is shown."""
+    """Return hashes of data and model, under the names used in messages."""
     bundle, folder = data.bundle, data.folder
     found: dict[str, Any] = {
         f"the {'training' if split == 'train' else split} data": content_hash_of(mark)

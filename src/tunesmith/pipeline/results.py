@@ -1,5 +1,6 @@
-"""After the last step: the best weights, scores with intervals, predictions, the model folder, curves, diagnosis, report; and
-`RunResult`, what Python callers get."""
+"""After the last step: best weights, scores with intervals, predictions, model folder, curves, diagnosis and report; and
+`RunResult`, the return value of `finetune`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 Scores = dict[str, dict[str, Score]]
 MOST_PREDICTIONS = 200_000
-"""Rows of a split kept in predictions.parquet; `tunesmith predict` writes more."""
+"""Maximum number of rows per split in predictions.parquet."""
 
 
 class Evaluation:
@@ -180,7 +181,7 @@ def make_counter(progress: ShowProgress, what: str, total: int) -> Callable[[int
 
 
 def score_splits(prepared: Prepared, predictions: dict[str, Predictions]) -> Scores:
-    """Each metric with n and its 95% interval; a split without labels has none."""
+    """Return each metric with n and its 95% interval, for labeled splits."""
     scores: Scores = {}
     for split, result in predictions.items():
         if result.labels is None or result.loss is None:
@@ -191,7 +192,7 @@ def score_splits(prepared: Prepared, predictions: dict[str, Predictions]) -> Sco
 
 
 def move_thresholds(prepared: Prepared, predictions: dict[str, Predictions], log: Log) -> Prepared:
-    """With thresholds fitted to the validation rows, if they are better; model folder and scores follow them."""
+    """Fit thresholds to the validation rows; return the run with them if they are better."""
     result, labels = predictions.get("validation"), prepared.bundle.labels
     if not prepared.config.move_thresholds or result is None or result.labels is None:
         return prepared
@@ -204,7 +205,7 @@ def move_thresholds(prepared: Prepared, predictions: dict[str, Predictions], log
 
 
 def with_thresholds(prepared: Prepared, thresholds: tuple[float, ...] | None) -> Prepared:
-    """The same run, whose labels are decided by these."""
+    """Return the run with these thresholds."""
     labels, suite = replace(prepared.bundle.labels, thresholds=thresholds), copy(prepared.suite)
     suite.thresholds = thresholds
     facts, bundle = replace(prepared.facts, labels=labels), replace(prepared.bundle, labels=labels)
@@ -212,7 +213,7 @@ def with_thresholds(prepared: Prepared, thresholds: tuple[float, ...] | None) ->
 
 
 def with_ending(run: RunDir, prepared: Prepared, ending: RunEnding) -> Prepared:
-    """The same run with the thresholds and lines of an ending; data_summary.json has them too."""
+    """Return the run with the thresholds and lines of an ending, also in data_summary.json."""
     if ending.thresholds is not None:
         prepared = with_thresholds(prepared, ending.thresholds)
     if ending.lines:
@@ -225,7 +226,7 @@ def with_ending(run: RunDir, prepared: Prepared, ending: RunEnding) -> Prepared:
 
 
 def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predictions], scores: Scores) -> None:
-    """metrics.json, data_summary.json and predictions.parquet."""
+    """Write metrics.json, data_summary.json and predictions.parquet."""
     table: dict[str, Any] = {s: {name: score.to_json() for name, score in found.items()} for s, found in scores.items()}
     if prepared.settled.baselines:
         table["floors"] = prepared.settled.baselines
@@ -236,7 +237,7 @@ def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predic
 
 
 def write_data_summary(run: RunDir, prepared: Prepared) -> None:
-    """What the data was: rows, labels, columns, truncation, findings."""
+    """Write data_summary.json: rows, labels, columns, truncation and findings."""
     bundle = prepared.bundle
     if bundle.bad_rows:
         lines = [json.dumps(row.to_json(), ensure_ascii=False, default=str) for row in bundle.bad_rows]
@@ -263,7 +264,7 @@ def write_data_summary(run: RunDir, prepared: Prepared) -> None:
 
 
 def _best_constant(prepared: Prepared) -> dict[str, Any]:
-    """What the best constant scores on the validation rows: the least that a run must beat."""
+    """Return the scores of the constant baseline on the validation rows."""
     labels = prepared.rows("validation").labels if "validation" in prepared.tokenized else None
     if labels is None:
         return {}
@@ -359,8 +360,7 @@ SHOWN_OPTION_NAMES = """
 
 
 def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int | None) -> str:
-    """The model card: what the model is, how good it is and how sure that is, how it was made. Markdown with the metadata
-    block that the Hub reads."""
+    """Return the model card: Markdown with the metadata block that the Hub reads."""
     name, base = prepared.config.name, prepared.config.model_name_or_path or "all-MiniLM-L6-v2"
     bundle = prepared.bundle
     names = ", ".join(f"`{n}`" for n in bundle.labels.names[:20])
@@ -433,12 +433,12 @@ def _escape(text: str) -> str:
 
 
 SHOWN_METRICS = 4
-"""Metrics shown with the loss in what a notebook shows; the report has them all."""
+"""Number of metrics in a notebook, in addition to the loss; the report has all."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run ended with. `scores[split][metric]` has value, interval and n; `diagnosis` is in lines."""
+    """The result of a run. `scores[split][metric]` has value, interval and n; `diagnosis` is a list of lines."""
 
     run: RunDir
     scores: dict[str, dict[str, Score]]
@@ -446,19 +446,19 @@ class RunResult:
     best_step: int | None
     diagnosis: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    """What the audit of the data warns of, in lines."""
+    """Warnings of the data audit, as lines."""
 
     @cached_property
     def predictor(self) -> Predictor:
-        """The trained model, loaded when it is first used."""
+        """Return the trained model, loaded when it is first used."""
         from tunesmith.inference.predictor import Predictor
 
         return Predictor.load(self.run.path)
 
     def predict(self, texts: Any) -> list[Any]:
-        """The label of each text, in input order: a name, a list of names (multilabel) or a number (regression).
+        """Return the label of each text, in input order: a name, a list of names (multilabel) or a number (regression).
 
-        `texts` is a list of texts or pairs, a Series, an array, or a table that has the text columns of the training data.
+        `texts` is a list of texts or pairs, a Series, an array, or a table with the text columns of the training data.
         """
         return self.predictor.predict(*self._text_columns(texts).values())
 
@@ -470,16 +470,16 @@ class RunResult:
 
     @property
     def classes_(self) -> list[str]:
-        """Sorted label names, as in scikit-learn: the columns of `predict_proba`."""
+        """Return sorted label names, as in scikit-learn: the columns of `predict_proba`."""
         return self.predictor.classes_
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Label names in the order of the model's `id2label`."""
+        """Return label names in the order of the model's `id2label`."""
         return self.predictor.facts.labels.names
 
     def evaluate(self, data: Any, labels: Any = None) -> dict[str, Score]:
-        """Every metric with its interval on labeled rows: a table as for training, or texts and their labels."""
+        """Return every metric with its interval on labeled rows: a table as for training, or texts and their labels."""
         from tunesmith.data.read import read_labelled
         from tunesmith.data.rows import Columns
         from tunesmith.data.tables import columns_table
@@ -502,13 +502,13 @@ class RunResult:
         return scores
 
     def report(self) -> Path:
-        """The page about this run, drawn again; open it in a browser."""
+        """Draw the report again; return its path."""
         from tunesmith.report.build import build_report, write_report
 
         return write_report(build_report(self.run), self.run.report_file)
 
     def _text_columns(self, texts: Any) -> dict[str, list[str]]:
-        """The texts under the names of the training columns; the wrong number of texts a row is refused."""
+        """Return the texts by training column; a wrong number of texts per row is refused."""
         from tunesmith.data.tables import text_columns_of
 
         names = tuple(self.predictor.facts.text_columns or ())
@@ -529,7 +529,7 @@ class RunResult:
         return f"RunResult({str(self.run.path)!r}, {self.steps} steps{text})"
 
     def _repr_html_(self) -> str:
-        """Scores, diagnosis and curves, as a notebook shows them."""
+        """Return scores, diagnosis and curves for a notebook."""
         splits = list(self.scores)
         metrics = list(dict.fromkeys(m for found in self.scores.values() for m in found))
         shown = [*[m for m in metrics if m != "loss"][:SHOWN_METRICS], *[m for m in metrics if m == "loss"]]

@@ -25,7 +25,7 @@ LINES_AN_EPOCH = 20
 
 @dataclass(frozen=True)
 class TrackerArguments:
-    """What the callbacks read of `TrainingArguments`: where the run is, what it is called, and its options."""
+    """The part of `TrainingArguments` that the callbacks read: folder, name and options."""
 
     options: Mapping[str, Any]
     output_dir: str
@@ -39,23 +39,23 @@ class TrackerArguments:
     trackio_static_space_id: str | bool | None = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The run's options as plain values."""
+        """Return the options of the run as plain values."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
 
     def to_json_string(self) -> str:
-        """The run's options as JSON text."""
+        """Return the options of the run as JSON."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
 
 @dataclass
 class Trackers:
-    """A listener of events. A tracker that fails during a run is left out with a warning: it never stops the run."""
+    """A listener of events. A tracker that fails is removed with a warning: it never stops the run."""
 
     names: list[str]
     arguments: TrackerArguments
     model: Any
     every: int
-    """Steps between two lines."""
+    """Steps between two log entries."""
     num_steps: int
     _state: Any = field(init=False)
     _control: Any = field(init=False)
@@ -71,7 +71,7 @@ class Trackers:
         self._callbacks = [kind() for kind in get_reporting_integration_callbacks(self.names)]
 
     def __call__(self, event: Event) -> None:
-        """Passes an event to the trackers that know it."""
+        """Pass an event to the trackers."""
         if isinstance(event, (RunStarted, Resumed)):
             self._state.global_step = event.step
             self._tell("on_train_begin", model=self.model)
@@ -96,7 +96,7 @@ class Trackers:
             self._flush()
 
     def _flush(self) -> None:
-        """One line with the mean loss since the last one."""
+        """Log the mean loss since the last entry."""
         last, losses = self._last, self._losses
         self._last, self._losses = None, []
         if last is None:

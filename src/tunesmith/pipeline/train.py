@@ -46,23 +46,23 @@ INPUTS = (
     *("model_name_or_path", "tokenizer_name", "dataset_name"),
     *("train_file", "validation_file", "test_file", "labels_file"),
 )
-"""Options that may name a folder or file which the run reads."""
+"""Options that may name a folder or file that the run reads."""
 
 
 Log = Callable[[str], None]
 ShowProgress = Callable[[str, int, int], None]
-"""Called with (what, done, in all): rows, or bytes while a file is read."""
+"""Called with (what, done, total), in examples, or in bytes while a file is read."""
 
 
 PAIR_STAGE = "pair warm-up"
-"""The name under which the steps of the pair warm-up are shown as progress."""
+"""Name of the pair warm-up in progress bars."""
 
 
 @dataclass
 class RunObserver:
     """Receives the messages and events of a run. `plan` is called with (total steps, steps per epoch) before the first event.
 
-    Without `pages` no curves and no report are drawn at the end, as in a search over many runs.
+    Without `pages`, no curves and no report are drawn, as in a search over many runs.
     """
 
     log: Log = lambda text: None
@@ -71,14 +71,14 @@ class RunObserver:
     listeners: list[Callable[[Event], None]] = field(default_factory=list)
     pages: bool = True
     start_steps: int | None = None
-    """Steps of a pair start at most: `tunesmith plan` times a few and forecasts the others."""
+    """Maximum number of pair warm-up steps: `tunesmith plan` times a few of them."""
 
 
 @dataclass(frozen=True)
 class RunEnding:
-    """`enough` ends training after an event, with the weights as they are; `change` is given the model before it is scored.
+    """Changes to the end of a run: `enough` stops training after an event, and `change` modifies the model before it is scored.
 
-    `thresholds`, `lines` (in addition to the recipe's) and `scores` (in addition to those of the splits) are stored with the run.
+    `thresholds`, `lines` (after those of the recipe) and `scores` (after those of the splits) are stored with the run.
     """
 
     enough: Callable[[Event], bool] = lambda event: False
@@ -102,7 +102,7 @@ def finetune(
     """Train, evaluate and export one run; resume it if its folder contains an unfinished one.
 
     Data comes from the files or names in the config, or as a Dataset, DatasetDict, DataFrame or list of dicts. Without
-    `use_test` the test examples are neither predicted nor scored. `ending`: see `RunEnding`.
+    `use_test`, test examples are neither predicted nor scored.
     """
     data = {"train": train_data, "validation": validation_data, "test": test_data}
     in_memory = train_data is not None
@@ -148,9 +148,9 @@ def train_run(run: RunDir, prepared: Prepared, observer: RunObserver, ending: Ru
 def complete_config(
     config: RunConfig | None, options: dict[str, Any], *, in_memory: bool, one_of_many: bool = False
 ) -> RunConfig:
-    """Return the config with the options over it, checked like a command line.
+    """Return the config updated with the options, checked like a command line.
 
-    `in_memory`: the training data is passed as a table. `one_of_many`: the run is one of those of `--recipe best`.
+    `in_memory`: the training data is passed as a table. `one_of_many`: the run is part of `--recipe best`.
     """
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     if given or config is None:
@@ -197,11 +197,11 @@ def _make_writer(run: RunDir, prepared: Prepared, observer: RunObserver) -> RunW
 WARM_STEPS, TIMED_STEPS = 3, 10
 """The first steps are slower and not timed."""
 ANNOUNCED_STEPS = 40
-"""A shorter run is over before its forecast is worth a line."""
+"""Shorter runs get no forecast."""
 
 
 def _announce_plan(prepared: Prepared, log: Log) -> Callable[[Event], None]:
-    """A listener that reports once, after the first steps, how long the run will take."""
+    """Return a listener that reports once, after the first steps, how long the run will take."""
     timed: list[StepDone] = []
     plan, batches = prepared.plan, prepared.batches
 
@@ -226,7 +226,7 @@ def _announce_plan(prepared: Prepared, log: Log) -> Callable[[Event], None]:
 
 
 def peak_bytes(prepared: Prepared) -> int:
-    """The peak memory so far: of the device if there is one, else of this process."""
+    """Return the peak memory so far: of the GPU if there is one, otherwise of this process."""
     if prepared.runtime.device.type == "cuda":
         import torch
 
@@ -235,7 +235,7 @@ def peak_bytes(prepared: Prepared) -> int:
 
 
 def _begin(run: RunDir, prepared: Prepared, writer: RunWriter) -> None:
-    """Start or resume. A run that is refused keeps its run.yaml: `tunesmith resume` uses it."""
+    """Start or resume. If this is refused, run.yaml stays unchanged, because `tunesmith resume` uses it."""
     plan, is_main, fresh = prepared.plan, prepared.runtime.is_main, not run.checkpoints()
     if is_main:
         _refuse_another_run(run, prepared)
@@ -261,7 +261,7 @@ def _write_start(run: RunDir, prepared: Prepared) -> None:
 
 
 def is_finished(run: RunDir) -> bool:
-    """Whether the run completed: its event log says so, and its model and report are there."""
+    """Return whether the run completed: its event log says so, and model and report exist."""
     return end_of(run) is not None
 
 
@@ -282,10 +282,10 @@ NOT_COMPARED = frozenset(
 
 
 def choose_folder(config: RunConfig, *, in_memory: bool = False) -> tuple[RunConfig, str | None]:
-    """Return the config with its run folder, and a message if it is not the usual one.
+    """Return the config with its run folder, and a message if it is not the default one.
 
-    With an output_dir, a finished run there is refused before anything loads. Without one, a folder that contains a run with
-    different settings is skipped, and so is a finished run on data in memory, which no config names.
+    With `output_dir`, a finished run in it is refused before anything loads. Without it, a folder that contains a run with
+    different settings is skipped, and so is a finished run on data in memory, which no config identifies.
     """
     if config.resume_from_checkpoint:
         return config, None
@@ -349,7 +349,7 @@ def _require_folder(config: RunConfig, run: RunDir) -> None:
 
 
 def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
-    """Refuse to overwrite a finished run, or results of a different config that left no checkpoint to compare with."""
+    """Refuse to overwrite a finished run, or results of a different config without a checkpoint to compare with."""
     finished = is_finished(run)
     if run.checkpoints() and not finished:
         return  # stopped: the checkpoints say whether it is the same run
