@@ -81,7 +81,7 @@ def train(base: Any, folder: Path, seed: int) -> tuple[list[float], dict[str, to
     return history, model.state_dict()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 12))])
 def test_losses_and_weights_equal_transformers(seed: int, tmp_path: Path) -> None:
     theirs, weights = train(transformers.Trainer, tmp_path / "theirs", seed)
     ours, found = train(tunesmith.Trainer, tmp_path / "ours", seed)

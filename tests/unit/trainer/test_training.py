@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from trainer_toys import Accuracy, Regression, RegressionDataset, arguments
+from trainer_toys import Accuracy, PretrainedRegression, Regression, RegressionConfig, RegressionDataset, arguments
 from tunesmith import Trainer
 from tunesmith.errors import NumericsError
 from tunesmith.events import RunEnded
@@ -150,3 +150,27 @@ def test_log_level_shows_the_start_of_the_run(tmp_path: Path) -> None:
         logging.set_verbosity(before)
     assert "Running training" in seen.out
     assert "Running training" not in quiet.out
+
+
+def test_optuna_search_returns_the_best_run(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    trainer = Trainer(
+        args=arguments(tmp_path, eval_strategy="epoch", num_train_epochs=2, save_strategy="epoch", run_name="test"),
+        train_dataset=RegressionDataset(),
+        eval_dataset=RegressionDataset(length=20, seed=1),
+        model_init=lambda trial: PretrainedRegression(
+            RegressionConfig(a=trial.suggest_int("a", -4, 4) if trial is not None else 0, b=3)
+        ),
+    )
+    best = trainer.hyperparameter_search(
+        hp_space=lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1, log=True)},
+        direction="minimize",
+        n_trials=3,
+        hp_name=lambda trial: f"trial-{trial.number}",
+        sampler=optuna.samplers.RandomSampler(seed=1),
+    )
+    assert set(best.hyperparameters) == {"a", "learning_rate"}
+    assert best.objective < 200
+    assert sorted(p.name for p in tmp_path.glob("trial-*")) == ["trial-0", "trial-1", "trial-2"]
+    assert len(list(tmp_path.glob("trial-*/journal.jsonl"))) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from patience import patient
@@ -22,7 +24,7 @@ from tunesmith.config.validate import read_duration
 from tunesmith.errors import ConfigError
 from tunesmith.runs.event_log import read_journal
 from tunesmith.tuning import trials
-from tunesmith.tuning.search import JournalLock, read_space
+from tunesmith.tuning.search import START_UP, JournalLock, SearchPlan, TrialStore, Vary, read_space
 from tunesmith.tuning.trials import Clock, TimeUp
 
 
@@ -216,3 +218,20 @@ def test_stray_files_in_a_search_folder_are_ignored(words: list[str], tmp_path: 
     (folder / "trial-old").mkdir()
     assert main(command) == 0
     assert [one["state"] for one in table(folder)["trials"]] == ["complete"]
+
+
+def test_later_trials_are_sampled_near_good_ones(tmp_path: Path) -> None:
+    space = (Vary("learning_rate", low=1e-6, high=1e-2),)
+    store = TrialStore(tmp_path, SearchPlan(space, 25), {"search": "made up"}, seed=0)
+    pruned = 0
+    while (one := store.claim(25)) is not None:
+        rng = np.random.default_rng(one.number)
+        final = 0.9 - 0.05 * (math.log10(one.options.get("learning_rate", 1e-5)) + 4) ** 2 + rng.normal(0, 0.01)
+        behind = store.report(one, 50, final - 0.1)
+        pruned += behind
+        store.tell(one, "pruned" if behind else "complete", None if behind else final)
+        one.lock.release()
+    rates = [record.options["learning_rate"] for record in store.records()[1:]]
+    decades = [abs(math.log10(rate) + 4) for rate in rates]
+    assert np.mean(decades[START_UP:]) < np.mean(decades[:START_UP])
+    assert 1 <= pruned <= 20
