@@ -283,7 +283,8 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
     yield Decision("head_start", "on" if start else "off", why)
     batch, reason = _batch(facts)
     yield Decision("per_device_train_batch_size", batch, reason)
-    epochs, reason = epochs_for(facts, config.per_device_train_batch_size or batch, config.gradient_accumulation_steps)
+    rows = config.per_device_train_batch_size or batch
+    epochs, reason = epochs_for(facts.rows, rows * config.gradient_accumulation_steps * facts.world)
     yield Decision("num_train_epochs", epochs, reason)
     if facts.pairs is not None:
         yield Decision("pair_start", *_pair_start(facts, epochs))
@@ -323,8 +324,8 @@ def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
     if facts.no_head is not None:
         return False, facts.no_head
     rows = config.per_device_train_batch_size or _batch(facts)[0]
-    epochs = config.num_train_epochs or epochs_for(facts, rows, config.gradient_accumulation_steps)[0]
-    steps = epochs * facts.rows / (rows * config.gradient_accumulation_steps * facts.world)
+    rows *= config.gradient_accumulation_steps * facts.world
+    steps = (config.num_train_epochs or epochs_for(facts.rows, rows)[0]) * facts.rows / rows
     steps = config.max_steps if config.max_steps > 0 else steps
     if steps <= FEW_UPDATES:
         return True, f"a new head would learn little in {steps:.0f} updates"
@@ -351,14 +352,14 @@ def _batch(facts: RunFacts) -> tuple[int, str]:
     )
 
 
-def epochs_for(facts: RunFacts, batch: int, accumulation: int) -> tuple[float, str]:
-    """Passes over the rows, and why."""
-    steps = max(1.0, facts.rows / (batch * accumulation * facts.world))
+def epochs_for(rows: int, batch: int) -> tuple[float, str]:
+    """Passes over the rows, and why. `batch` is the number of rows per update, on all ranks together."""
+    steps = max(1.0, rows / batch)
     needed = float(-(-FEWEST_STEPS // steps))
     most = max(MOST_EPOCHS, min(FEW_UPDATES // steps, FEW_ROWS_EPOCHS))
     epochs = min(max(USUAL_EPOCHS, needed), most)
     if epochs > USUAL_EPOCHS:
-        return epochs, f"{facts.rows:,} rows need more passes for {steps * epochs:,.0f} updates"
+        return epochs, f"{rows:,} rows need more passes for {steps * epochs:,.0f} updates"
     return epochs, f"{steps * epochs:,.0f} updates are enough"
 
 

@@ -7,7 +7,7 @@
    folder itself. Only this last run reads the test examples.
 
 Every trial is an ordinary run below `tries/`, and `tries/record.json` says how it ended: the same command resumes after a crash.
-Given validation examples replace the folds. docs/decisions/0602 explains how the time is divided.
+Given validation examples replace the folds. docs/decisions/0013-recipe.md has the reasons.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tunesmith.metrics.table import Array, Score, greater_is_better, make_suite
 from tunesmith.models.families import last_linear
 from tunesmith.pipeline.folds import held_out_rows
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.recipe import NAMES, RunFacts, epochs_for
+from tunesmith.pipeline.recipe import NAMES, epochs_for
 from tunesmith.pipeline.results import RunResult
 from tunesmith.pipeline.train import (
     INPUTS,
@@ -66,6 +66,7 @@ from tunesmith.tuning.trials import (
     TrialPruned,
     damaged,
     inputs_identity,
+    larger_is_better,
     read_record,
     require_same_inputs,
     trial_score,
@@ -92,8 +93,8 @@ WARM_READS, TIMED_READS = 3, 5
 SPLIT = "out_of_fold"
 """The name of the held-out scores in metrics.json."""
 TINY = 1e-12
-STATES = ("done", "stopped", "failed")
-"""How a trial may end."""
+LAST_WEIGHTS = {"load_best_model_at_end": False, "early_stopping_patience": None, "eval_strategy": "no"}
+"""Options of every run: held-out examples choose between runs, not within one."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,55 @@ class BestRun:
 
     result: RunResult
     table: dict[str, Any]
+
+
+def run_best(config: RunConfig, observer: RunObserver, data: Mapping[str, Any] | None = None) -> BestRun:
+    """Train, or resume, until the final model is done; `data` contains in-memory examples by split."""
+    began = time.monotonic()
+    tables = {"train": None, "validation": None, "test": None, **(data or {})}
+    if config.recipe != "best" or config.time_budget is None:
+        raise ConfigError("--recipe best requires --time_budget", fix="Add, for example, --time_budget 20m.")
+    budget = read_duration(config.time_budget)
+    options = config.run_folder / BEST_OPTIONS
+    if (
+        options.is_file() and not (config.run_folder / BEST_RESULT).is_file()
+    ):  # unfinished, perhaps with a finished model
+        config = replace(config, output_dir=str(config.run_folder))
+    else:
+        config, note = choose_folder(config, in_memory=tables["train"] is not None)
+        if note is not None:
+            observer.log(note)
+    run = RunDir(config.run_folder)
+    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
+    search = BestSearch(replace(config, output_dir=str(run.path)), tables, observer)
+    options = run.path / BEST_OPTIONS
+    make_folder(run.path)
+    with RunLock(options.with_name(".lock")):
+        _require_same_options(config, options)
+        search.open_record(Clock(options.with_name("clock.json"), budget - (time.monotonic() - began)))
+        try:
+            with suppress(TimeUp):
+                search.explore()
+            choice = search.choose()
+            return search.train_final(run, choice)
+        finally:
+            search.clock.save()
+
+
+def _require_same_options(config: RunConfig, file: Path) -> None:
+    """Store the options of the first start; only the budget may change afterwards."""
+    if not file.is_file():
+        write_file(file, dump_config(config).encode())
+        return
+    known, given = to_dict(load_config(file, need_data=False)), to_dict(config)
+    free = {*NOT_COMPARED, "time_budget"}
+    changed = [name for name, value in given.items() if known[name] != value and name not in free]
+    if changed:
+        raise CheckpointError(
+            f"contains an unfinished run with a different {', '.join(changed)}",
+            where=str(file.parent.parent),
+            fix="Use the same options, or another --output_dir.",
+        )
 
 
 @dataclass(frozen=True)
@@ -123,13 +173,28 @@ class Variant:
         return ", ".join(f"{name} {value}" for name, value in self.options.items()) or "the auto recipe"
 
 
+def variations(lead: Variant, config: RunConfig) -> Iterator[Variant]:
+    """Yield variants of the options that are not set, the most promising first."""
+    push = {} if config.adversarial else {"adversarial": ADVERSARIAL}
+    longer: dict[str, Any] = {}
+    if config.pair_start is None and lead.settled["pair_start"]:
+        longer = {"pair_start": max(LONG_PAIR_START, 2 * lead.settled["pair_start"])}
+    tried = [{**longer, **push}, longer, push] if longer and push else [longer or push]
+    if config.pooling is None:
+        tried.append({"pooling": "first" if lead.settled["pooling"] == "mean" else "mean"})
+    for number, options in enumerate(tried, 1):
+        if options:
+            yield Variant(f"{lead.name}-{number}", options, lead.settled, expected="pooling" not in options)
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended. For `score`, larger is better; `examples` were trained on, over all epochs."""
+    """How a trial ended: "done", "stopped" or "failed". `examples` were trained on, over all epochs."""
 
     state: str
     metric: str | None = None
     score: float | None = None
+    """Larger is better."""
     why: str | None = None
     seconds: float = 0.0
     steps: int = 0
@@ -137,64 +202,23 @@ class Outcome:
     predictions: str | None = None
     """The hash of the file with the held-out predictions."""
 
-
-def run_best(config: RunConfig, observer: RunObserver, data: Mapping[str, Any] | None = None) -> BestRun:
-    """Train, or resume, until the final model is done; `data` contains in-memory examples by split."""
-    began = time.monotonic()
-    tables = {"train": None, "validation": None, "test": None, **(data or {})}
-    if config.recipe != "best" or config.time_budget is None:
-        raise ConfigError("--recipe best requires --time_budget", fix="Add, for example, --time_budget 20m.")
-    budget = read_duration(config.time_budget)
-    options, result = config.run_folder / BEST_OPTIONS, config.run_folder / BEST_RESULT
-    if options.is_file() and not result.is_file():  # an unfinished run, perhaps with a finished model
-        config = replace(config, output_dir=str(config.run_folder))
-    else:
-        config, note = choose_folder(config, in_memory=tables["train"] is not None)
-        if note is not None:
-            observer.log(note)
-    run = RunDir(config.run_folder)
-    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
-    best = BestSearch(replace(config, output_dir=str(run.path)), tables, observer)
-    make_folder(run.path)
-    options = run.path / BEST_OPTIONS
-    with RunLock(options.with_name(".lock")):
-        _require_same_options(config, options)
-        best.open_record(Clock(options.with_name("clock.json"), budget - (time.monotonic() - began)))
-        with suppress(TimeUp):
-            best.explore()
-        try:
-            return best.train_final(run)
-        finally:
-            best.clock.save()
-
-
-def _require_same_options(config: RunConfig, file: Path) -> None:
-    """Store the options of the first start; only the budget may change afterwards."""
-    if not file.is_file():
-        write_file(file, dump_config(config).encode())
-        return
-    known, given = to_dict(load_config(file, need_data=False)), to_dict(config)
-    free = {*NOT_COMPARED, "time_budget"}
-    changed = [name for name, value in given.items() if known[name] != value and name not in free]
-    if changed:
-        raise CheckpointError(
-            f"contains an unfinished run with a different {', '.join(changed)}",
-            where=str(file.parent.parent),
-            fix="Use the same options, or another --output_dir.",
-        )
+    def __post_init__(self) -> None:
+        numbers = (self.seconds, self.examples, self.score if self.state == "done" else 0.0)
+        if self.state not in ("done", "stopped", "failed") or not all(isinstance(n, (int, float)) for n in numbers):
+            raise TypeError("a state or a number is missing")
 
 
 class BestSearch:
     """Trains variants on folds, chooses one, and trains it on all examples."""
 
     def __init__(self, config: RunConfig, tables: Mapping[str, Any], observer: RunObserver) -> None:
-        self.config, self.observer, self.tables = config, observer, tables
+        self.config, self.observer = config, observer
+        self.tables = {f"{split}_data": table for split, table in tables.items()}
         self.folder = config.run_folder / BEST_OPTIONS.parent
         self.inputs, sizes = self._read_inputs()
         self.rows, self.test_rows = sizes["train"], sizes.get("test", 0)
         held_out = any(split.startswith("validation") for split in sizes)
         self.folds: tuple[int | None, ...] = (None,) if held_out else tuple(range(1, FOLDS + 1))
-        self.auto = Variant("auto")
         self.tried: list[Variant] = []
         self.finalists: list[Variant] = []
         self.warmed_up = False
@@ -202,55 +226,50 @@ class BestSearch:
 
     def _read_inputs(self) -> tuple[dict[str, str], dict[str, int]]:
         """Return the identity of data and base model, and the number of examples by split."""
-        options = replace(self.config, validation_split_fraction=0.0)
-        data = read_run_data(options, self.tables, self.observer.progress)
+        tables = {name.removesuffix("_data"): table for name, table in self.tables.items()}
+        data = read_run_data(replace(self.config, validation_split_fraction=0.0), tables, self.observer.progress)
         return inputs_identity(data), {split: len(rows) for split, rows in data.bundle.splits.items()}
+
+    def _require_same_inputs(self) -> None:
+        require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
+
+    # The record of finished trials
 
     def open_record(self, clock: Clock) -> None:
         """Read how earlier trials ended. The folder must be locked."""
-        self.clock = clock
+        self.clock, self._file = clock, self.folder / "record.json"
         self.record: dict[str, Any] = {"inputs": self.inputs, "runs": {}}
-        self._record_file = self.folder / "record.json"
-        if not self._record_file.is_file():
-            self.note("runs", {})  # with the inputs, before the first trial reads them
-        self.record = read_record(self._record_file)
+        if not self._file.is_file():
+            self.note()  # with the inputs, before the first trial reads them
+        self.record = read_record(self._file)
         inputs, runs = self.record.get("inputs"), self.record.get("runs")
         if not isinstance(inputs, dict) or not isinstance(runs, dict):
-            raise damaged(self._record_file, "does not describe the trials")
+            raise damaged(self._file, "does not describe the trials")
         require_same_inputs(inputs, self.inputs, self.folder.parent)
-        for name in list(runs):
-            if self._is_removed(name, runs[name]):
+        for name, found in list(runs.items()):
+            try:
+                outcome = Outcome(**found)
+            except TypeError as error:
+                raise damaged(self._file, f"does not describe the trial {name} ({error})") from None
+            file = RunDir(self.folder / name).predictions_file
+            if outcome.state != "done":
+                continue
+            if not file.parent.is_dir():
                 del runs[name]  # to be trained again
-        known = f" {len(self.record['runs'])} trials are finished already." if self.record["runs"] else ""
+            elif not file.is_file() or hash_file(file) != outcome.predictions:
+                fix = f"Remove the folder {name} and run the same command again to repeat the trial."
+                raise CheckpointError("is missing or was modified", where=str(file), fix=fix)
+        known = f" {len(runs)} trials are finished already." if runs else ""
         how = "the validation examples" if self.folds == (None,) else f"{FOLDS} folds"
         self.observer.log(
             f"Best: {self.config.time_budget} for {self.rows:,} examples. Trials are compared on {how}, then one model is "
             f"trained on all examples. The first trial shows how many others there is time for.{known}"
         )
 
-    def _is_removed(self, name: str, found: Any) -> bool:
-        """Whether the folder of a finished trial is gone; a CheckpointError if its record or its predictions are damaged."""
-        try:
-            outcome = Outcome(**found)
-            numbers = (outcome.seconds, outcome.examples, outcome.score if outcome.state == "done" else 0.0)
-            if outcome.state not in STATES or not all(isinstance(number, (int, float)) for number in numbers):
-                raise TypeError("a state or a number is missing")
-        except TypeError as error:
-            raise damaged(self._record_file, f"does not describe the trial {name} ({error})") from None
-        run = RunDir(self.folder / name)
-        if outcome.state == "done" and run.path.is_dir():
-            file = run.predictions_file
-            if not file.is_file() or hash_file(file) != outcome.predictions:
-                fix = f"Remove the folder {run.path.name} and run the same command again to repeat the trial."
-                raise CheckpointError("is missing or was modified", where=str(file), fix=fix)
-        return outcome.state == "done" and not run.path.is_dir()
-
-    def note(self, key: str, value: Any) -> None:
-        """Store a decision, so that it is not made again after a crash."""
-        self.record[key] = value
-        write_file(self._record_file, json.dumps(self.record, indent=1).encode())
-
-    # Trials
+    def note(self, **decisions: bool) -> None:
+        """Store the record, with decisions that must not be made again after a crash."""
+        self.record |= decisions
+        write_file(self._file, json.dumps(self.record, indent=1).encode())
 
     def path(self, variant: Variant, fold: int | None) -> Path:
         """Return the run folder of a trial."""
@@ -265,172 +284,129 @@ class BestSearch:
         """Return the folds on which a variant was trained to its end."""
         return [k for k in self.folds if (found := self.outcome(variant, k)) is not None and found.state == "done"]
 
+    # Trials
+
     def explore(self) -> None:
         """Train `auto` and variants on the first fold, then the best ones on the others. TimeUp ends it at any point."""
-        clock, first = self.clock, self.folds[0]
+        clock, (first, *others) = self.clock, self.folds
+        auto = Variant("auto")
         clock.reserve = max(clock.left(), 0.0) / 2  # half of the time is for the final model until the speed is known
-        if self.trial(self.auto, first).state != "done":
+        if self.trial(auto, first).state != "done":
             return
-        lead = replace(self.auto, settled=self.settled(self.auto))
+        chosen = load_config(RunDir(self.path(auto, first)).config_file, need_data=False)
+        lead = replace(auto, settled={name: getattr(chosen, name) for name in NAMES if name != "num_train_epochs"})
         self.finalists = [lead]
         clock.reserve = self.final_seconds(lead)
         for variant in variations(lead, self.config):
-            if self._fits(variant):
+            cost = self.seconds(variant) + max(self.final_seconds(variant) - clock.reserve, 0.0)
+            if len(self.tried) > 1:  # the first variant may use the time of the other folds
+                cost += len(others) * (self.seconds(variant) + self.seconds(lead))
+            if self.outcome(variant, first) is not None or clock.left() >= cost:
                 self.trial(variant, first)
-        rest = [one for one in self._done() if one.name != lead.name]
-        rest.sort(key=lambda one: (one.expected, self._score(one)), reverse=True)
-        finalists = [lead, *rest[: FINALISTS - 1]]
-        while len(finalists) > 2 and clock.left() < (len(self.folds) - 1) * sum(map(self.seconds, finalists)):
-            finalists.pop()
-        self.finalists = finalists
-        clock.reserve = max(map(self.final_seconds, finalists))
-        for fold in self.folds[1:] if len(finalists) > 1 else ():
-            missing = [one for one in finalists if self.outcome(one, fold) is None]
+        scores = {one.name: found.score for one in self.tried if (found := self.outcome(one, first)) and found.score}
+        rest = [one for one in self.tried if one.name in scores and one.name != lead.name]
+        rest.sort(key=lambda one: (one.expected, scores[one.name]), reverse=True)
+        self.finalists = [lead, *rest[: FINALISTS - 1]]
+        while len(self.finalists) > 2 and clock.left() < len(others) * sum(map(self.seconds, self.finalists)):
+            self.finalists.pop()
+        clock.reserve = max(map(self.final_seconds, self.finalists))
+        for fold in others if len(self.finalists) > 1 else ():
+            missing = [one for one in self.finalists if self.outcome(one, fold) is None]
             if clock.left() < sum(map(self.seconds, missing)):
                 break
             for one in missing:
                 self.trial(one, fold)
 
-    def _announce(self, trial: float, rest: float, final: float) -> None:
-        """Report how many trials there is time for, as soon as the speed of the first one is known; all in seconds."""
-        left = self.clock.left() + self.clock.reserve - rest - MARGIN * final
-        if left < trial:
-            budget = self.clock.spent() + rest + MARGIN * final + 2 * trial
-            self.observer.log(
-                f"Best: a trial takes about {trial:.0f} s, so there is no time for variants: the auto recipe is used. "
-                f"Set --time_budget {budget / 60:.0f}m or more to compare variants."
-            )
-        else:
-            self.observer.log(
-                f"Best: a trial takes about {trial:.0f} s; there is time for about {left / trial:.0f} more."
-            )
-
-    def _done(self) -> list[Variant]:
-        return [one for one in self.tried if self.done_folds(one)]
-
-    def _first_outcome(self, variant: Variant) -> Outcome:
-        """Return how the variant ended on the first fold, or `auto` if it was not trained yet."""
-        found = self.outcome(variant, self.folds[0]) or self.outcome(self.auto, self.folds[0])
-        assert found is not None
-        return found
-
-    def _score(self, variant: Variant) -> float:
-        score = self._first_outcome(variant).score
-        return float("-inf") if score is None else score
-
-    def _fits(self, variant: Variant) -> bool:
-        """Whether a trial leaves time for the final model and, except for the first variant, for the other folds."""
-        cost = self.seconds(variant)
-        more = max(self.final_seconds(variant) - self.clock.reserve, 0.0)
-        folds = 0.0 if len(self._done()) == 1 else (len(self.folds) - 1) * (cost + self.seconds(self.finalists[0]))
-        known = self.outcome(variant, self.folds[0]) is not None
-        return known or self.clock.left() >= cost + more + folds
-
     def trial(self, variant: Variant, fold: int | None) -> Outcome:
         """Train a variant on a fold unless that is done; TimeUp if the time is up meanwhile."""
         if all(one.name != variant.name for one in self.tried):
             self.tried.append(variant)
-        path = self.path(variant, fold)
         known = self.outcome(variant, fold)
         if known is not None:
             return known
         if self.record.get("deploying"):
             raise TimeUp  # the final model is being trained: the choice is made
-        require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
-        began = time.monotonic()
-        found = self._train(variant, RunDir(path), fold)
+        self._require_same_inputs()
+        began, run = time.monotonic(), RunDir(self.path(variant, fold))
+        try:
+            if not is_finished(run):
+                observer = self._watch(variant, fold)
+                finetune(self._trial_config(variant, run, fold), observer=observer, use_test=False, **self.tables)
+            metric, score = trial_score(run)
+            steps = [event for event in read_journal(run.journal_file) if isinstance(event, StepDone)]
+            found = Outcome(
+                "done",
+                metric,
+                score,
+                seconds=sum(step.seconds for step in steps),  # if it ended in an earlier process, all that is known
+                steps=len(steps),
+                examples=sum(step.examples for step in steps),
+                predictions=hash_file(run.predictions_file),
+            )
+        except TrialPruned as error:
+            found = Outcome("stopped", why=error.problem)
+        except (NumericsError, ConfigError) as error:
+            if variant.name == "auto":
+                raise  # the given options are wrong: no variant can work
+            found = Outcome("failed", why=error.line())
         found = replace(found, seconds=max(found.seconds, time.monotonic() - began))
-        self.note("runs", {**self.record["runs"], path.name: asdict(found)})
-        run = RunDir(path)
+        self.record["runs"][run.name] = asdict(found)
+        self.note()
         for unused in (*run.checkpoints(), run.best, run.model):
             if unused.is_dir():
                 retire(unused)
         shown = found.why if found.metric is None else f"{found.metric} {abs(found.score or 0.0):.4f}"
-        self.observer.log(f"Trial {path.name}: {shown} ({variant.description}; {found.seconds:.0f} s).")
+        self.observer.log(f"Trial {run.name}: {shown} ({variant.description}; {found.seconds:.0f} s).")
         return found
 
-    def _train(self, variant: Variant, run: RunDir, fold: int | None) -> Outcome:
-        try:
-            observer = self._make_observer(variant)
-            if not is_finished(run):
-                tables = {f"{split}_data": table for split, table in self.tables.items()}
-                finetune(self.config_for(variant, run.path, fold), observer=observer, use_test=False, **tables)
-            metric, score = trial_score(run)
-        except TrialPruned as error:
-            return Outcome("stopped", why=error.problem)
-        except (NumericsError, ConfigError) as error:
-            if variant.name == "auto":
-                raise  # the given options are wrong: no variant can work
-            return Outcome("failed", why=error.line())
-        steps = [event for event in read_journal(run.journal_file) if isinstance(event, StepDone)]
-        return Outcome(
-            "done",
-            metric,
-            score,
-            seconds=sum(step.seconds for step in steps),  # if it ended in an earlier process, all that is known
-            steps=len(steps),
-            examples=sum(step.examples for step in steps),
-            predictions=hash_file(run.predictions_file),
-        )
-
-    def config_for(self, variant: Variant, path: Path, fold: int | None, *, final: bool = False) -> RunConfig:
-        """Return the config of one run. It keeps the weights of the last step: the held-out examples choose nothing in it."""
-        rows = self._rows(None if final else fold)
-        per_epoch = rows / (self._batch(variant) * self.config.gradient_accumulation_steps)
-        steps = max(per_epoch * self._epochs(variant, rows), self.config.max_steps)
+    def _trial_config(self, variant: Variant, run: RunDir, fold: int | None) -> RunConfig:
+        batch = self.config.decided.per_device_train_batch_size * self.config.gradient_accumulation_steps
+        steps = max(self._examples(self._rows(fold)) / batch, self.config.max_steps)
         options: dict[str, Any] = {
             "recipe": "auto",
             "time_budget": None,
-            "output_dir": str(path),
-            "run_name": f"{self.config.name}-{path.name}",
-            "folds": None if fold is None or final else FOLDS,
-            "fold": None if final else fold,
-            "load_best_model_at_end": False,
-            "early_stopping_patience": None,
-            "eval_strategy": "no",
+            "output_dir": str(run.path),
+            "run_name": f"{self.config.name}-{run.name}",
+            "folds": None if fold is None else FOLDS,
+            "fold": fold,
             "train_sample_size": 0,
             "save_strategy": "steps" if steps > SAVE_STEPS else "no",
             "save_steps": SAVE_STEPS,
             "report_to": ("none",),
-            **({} if final else variant.settled),
-            **variant.options,
         }
-        if final and self.folds != (None,):
-            options["validation_split_fraction"] = 0.0
-        return replace(self.config, **options)
-
-    def settled(self, variant: Variant) -> dict[str, Any]:
-        """Return the choices of the recipe on the first fold, except the number of epochs."""
-        config = load_config(RunDir(self.path(variant, self.folds[0])).config_file, need_data=False)
-        return {name: getattr(config, name) for name in NAMES if name != "num_train_epochs"}
+        return replace(self.config, **{**options, **variant.settled, **LAST_WEIGHTS, **variant.options})
 
     # Time
 
-    def _epochs(self, variant: Variant, rows: int) -> float:
-        """Return the number of epochs: as set, or as `auto` chooses it."""
-        if self.config.num_train_epochs is not None:
-            return self.config.num_train_epochs
-        facts = RunFacts("", 384, 6, rows, 2, Task.BINARY)
-        return epochs_for(facts, self._batch(variant), self.config.gradient_accumulation_steps)[0]
+    def _rows(self, fold: int | None) -> int:
+        """Return the number of training examples."""
+        return self.rows if fold is None else self.rows * (FOLDS - 1) // FOLDS
 
-    def _batch(self, variant: Variant) -> int:
-        options = {**variant.settled, **variant.options}
-        return int(options.get("per_device_train_batch_size") or self.config.decided.per_device_train_batch_size)
+    def _examples(self, rows: int) -> float:
+        """Return the number of examples in all epochs; `auto` trains more epochs on fewer rows."""
+        batch = self.config.decided.per_device_train_batch_size * self.config.gradient_accumulation_steps
+        return rows * (self.config.num_train_epochs or epochs_for(rows, batch)[0])
 
-    def seconds(self, variant: Variant, *, final: bool = False) -> float:
-        """Return the forecast of a run: the time per example of the same variant on the first fold, or of the leading one.
+    @property
+    def growth(self) -> float:
+        """The time of the final model per time of a trial."""
+        return (
+            1.0 if self.config.max_steps > 0 else self._examples(self.rows) / self._examples(self._rows(self.folds[0]))
+        )
 
-        Adversarial steps take up to twice as long; `_require` notices that after a few of them.
-        """
-        like = self._first_outcome(variant)
-        if self.config.max_steps > 0:
-            return like.seconds
-        rows = self._rows(None if final else self.folds[0])
-        return like.seconds * rows * self._epochs(variant, rows) / max(like.examples, 1)
+    def _first_outcome(self, variant: Variant) -> Outcome:
+        """Return how the variant ended on the first fold, or `auto` if it was not trained yet."""
+        found = self.outcome(variant, self.folds[0]) or self.outcome(self.tried[0], self.folds[0])
+        assert found is not None
+        return found
+
+    def seconds(self, variant: Variant) -> float:
+        """Return the forecast of a trial. Adversarial steps take up to twice as long, which `_watch` notices."""
+        return self._first_outcome(variant).seconds
 
     def final_seconds(self, variant: Variant) -> float:
         """Return the forecast of the final model with its scores and pages."""
-        return MARGIN * self.seconds(variant, final=True) + self.closing_seconds(variant)
+        return MARGIN * self.growth * self.seconds(variant) + self.closing_seconds(variant)
 
     def closing_seconds(self, variant: Variant) -> float:
         """Return the forecast from the last step of the final model to its report."""
@@ -438,17 +414,13 @@ class BestSearch:
         pages = PAGES_SECONDS if self.observer.pages else 0.0
         return pages + self.test_rows * found.seconds / max(found.examples, 1) / 2
 
-    def _rows(self, fold: int | None) -> int:
-        """Return the number of training examples."""
-        return self.rows if fold is None else self.rows * (FOLDS - 1) // FOLDS
-
-    def _make_observer(self, variant: Variant) -> RunObserver:
+    def _watch(self, variant: Variant, fold: int | None) -> RunObserver:
         """Return hooks that stop a trial that would not finish in time, as soon as its speed is known."""
         steps, times, judged = 0, list[float](), False
         self.warmed_up = False
+        is_first = variant.name == "auto" and fold == self.folds[0]
         # The first trial, and the first one of a variant that is likely to be chosen, must leave time for the final model.
-        none_done = not any(found["state"] == "done" for found in self.record["runs"].values())
-        before_final = none_done or (variant.expected and self.outcome(variant, self.folds[0]) is None)
+        before_final = is_first or (variant.expected and fold == self.folds[0])
 
         def progress(stage: str, done: int, total: int) -> None:
             self.warmed_up |= stage == PAIR_STAGE
@@ -460,51 +432,91 @@ class BestSearch:
 
         def listen(event: Event) -> None:
             nonlocal judged
-            if isinstance(event, StepDone):
-                if event.seconds not in times[-1:]:  # on a GPU one reading covers several steps
-                    times.append(event.seconds)
-                if not judged and len(times) >= WARM_READS + TIMED_READS and event.step >= steps // 20:
-                    judged = True
-                    step = statistics.median(times[WARM_READS:])
-                    rest, final = step * (steps - event.step), step * steps * FOLDS / (FOLDS - 1)
-                    if none_done:
-                        self._announce(step * steps, rest, final)
-                    self._require(rest, final, before_final)
+            if not isinstance(event, StepDone) or judged:
+                return
+            if event.seconds not in times[-1:]:  # on a GPU one reading covers several steps
+                times.append(event.seconds)
+            if len(times) < WARM_READS + TIMED_READS or event.step < steps // 20:
+                return
+            judged = True
+            step = statistics.median(times[WARM_READS:])
+            rest = step * (steps - event.step)
+            final = MARGIN * self.growth * step * steps if before_final else 0.0
+            left = max(self.clock.left() + (self.clock.reserve if before_final else 0.0), 0.0)
+            if is_first:
+                self._announce(step * steps, left, rest + final)
+            if rest + final > left:
+                what = "this trial and the final model need" if before_final else "this trial needs"
+                raise TrialPruned(f"{what} {rest + final:.0f} s more, but only {left:.0f} s are left")
 
         return RunObserver(progress=progress, plan=plan, listeners=[self.clock.beat, listen], pages=False)
 
-    def _require(self, seconds: float, final: float, before_final: bool) -> None:
-        """Raise TrialPruned if the rest of a trial, and the final model where that is still to be timed, don't fit."""
-        needed = seconds + (MARGIN * final if before_final else 0.0)
-        left = max(self.clock.left() + (self.clock.reserve if before_final else 0.0), 0.0)
-        if needed > left:
-            what = "this trial and the final model need" if before_final else "this trial needs"
-            raise TrialPruned(f"{what} {needed:.0f} s more, but only {left:.0f} s are left")
+    def _announce(self, trial: float, left: float, needed: float) -> None:
+        """Report how many trials there is time for, as soon as the speed of the first one is known; all in seconds."""
+        text = f"Best: a trial takes about {trial:.0f} s; there is time for about {(left - needed) / trial:.0f} more."
+        if left - needed < trial:
+            budget = self.clock.spent() + needed + 2 * trial
+            text = (
+                f"Best: a trial takes about {trial:.0f} s, so there is no time for variants: the auto recipe is used. "
+                f"Set --time_budget {budget / 60:.0f}m or more to compare variants."
+            )
+        self.observer.log(text)
 
     # The final model
 
-    def train_final(self, run: RunDir) -> BestRun:
+    def choose(self) -> Choice | None:
+        """Choose a finalist by the held-out examples that all finalists have predicted; None if there was no time."""
+        if not self.finalists:
+            return None
+        lead = self.done_folds(self.finalists[0])
+        finalists = [one for one in self.finalists if len(self.done_folds(one)) >= min(2, len(lead))]
+        folds = [fold for fold in lead if all(fold in self.done_folds(one) for one in finalists)]
+        held = {one.name: read_held_out([self.path(one, fold) for fold in folds]) for one in finalists}
+        metric, config = self._first_outcome(finalists[0]).metric or "loss", self.config
+        chosen = pick(finalists, held, metric)
+        rows = held[chosen.name]
+        temperature = fit_temperature(rows.logits, rows.gold, rows.task)
+        calibrated = rows if temperature is None else replace(rows, logits=rows.logits / temperature.value)
+        moved = None
+        if rows.task is Task.MULTILABEL or metric.startswith("f1") or config.move_thresholds:
+            moved = fit_thresholds(calibrated.probabilities, rows.gold, rows.task)
+        decisions = None if moved is None else moved.decisions
+        positive = rows.names[1] if rows.task is Task.BINARY and len(rows.names) == 2 else None
+        names, glue = config.metric_name, config.task_name
+        suite = make_suite(rows.task, names=names, glue_task=glue, scores="probabilities", positive_name=positive)
+        return Choice(
+            metric=metric,
+            variant=chosen,
+            held_out={n: suite.compute_with_intervals(part.probabilities, part.gold) for n, part in held.items()},
+            final=suite.compute_with_intervals(calibrated.probabilities, rows.gold, decisions=decisions),
+            gain=None if chosen.name == "auto" else rows.compare(held["auto"], metric),
+            temperature=temperature,
+            thresholds=moved,
+            more_rows=1.0 if self.folds == (None,) else FOLDS / (FOLDS - 1),
+        )
+
+    def train_final(self, run: RunDir, choice: Choice | None) -> BestRun:
         """Train the chosen variant on all examples in the run folder, and write best.json."""
-        clock = self.clock
+        clock, complete = self.clock, is_finished(run)
         clock.reserve = 0.0
-        complete = is_finished(run)
         if clock.left() <= 0 and not run.checkpoints() and not complete:
             raise ConfigError(
                 f"--time_budget {self.config.time_budget} is over before a model is trained",
                 fix="Run the same command with a larger budget to resume.",
             )
-        require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
-        self.note("deploying", True)
-        choice = choose_variant(self) if self.finalists else None
+        self._require_same_inputs()
+        self.note(deploying=True)
         config = self.config
         if choice is not None:
-            config = self.config_for(choice.variant, run.path, None, final=True)
             clock.reserve = self.closing_seconds(choice.variant)
-            ending = choice.ending()
+            options = {**LAST_WEIGHTS, **choice.variant.options}
+            if self.folds != (None,):
+                options["validation_split_fraction"] = 0.0
+            config, ending = replace(config, **options), choice.ending()
         else:
             clock.reserve = PAGES_SECONDS
             if "without_warmup" not in self.record:
-                self.note("without_warmup", config.pair_start is None and self.warmed_up)
+                self.note(without_warmup=config.pair_start is None and self.warmed_up)
             skips = self.record["without_warmup"]
             config = replace(config, pair_start=0) if skips else config
             part = ", without its pair warm-up" if skips else ""
@@ -512,15 +524,10 @@ class BestSearch:
         for line in ending.lines:
             self.observer.log(f"Best: {line.removeprefix('best: ')}.")
         ending = replace(ending, enough=lambda event: isinstance(event, SafePoint) and clock.left() <= 0)
-        kept = ("time_budget", "run_name", "save_strategy", "save_steps", "report_to", "train_sample_size")
-        config = replace(
-            config, output_dir=str(run.path), recipe="best", **{name: getattr(self.config, name) for name in kept}
-        )
         if complete:  # killed between the report and best.json
             result = _read_result(run)
         else:
-            tables = {f"{split}_data": table for split, table in self.tables.items()}
-            result = finetune(config, observer=self.observer, ending=ending, **tables)
+            result = finetune(config, observer=self.observer, ending=ending, **self.tables)
         table = self._table(choice, result)
         write_file(run.path / BEST_RESULT, json.dumps(table, indent=1).encode())
         return BestRun(result, table)
@@ -528,36 +535,21 @@ class BestSearch:
     def _table(self, choice: Choice | None, result: RunResult) -> dict[str, Any]:
         runs = self.record["runs"]
         paths = {one.name: [self.path(one, fold).name for fold in self.folds] for one in self.tried}
-        tried = [
-            {
-                "name": one.name,
-                "what": one.description,
-                "runs": {name: runs[name] for name in paths[one.name] if name in runs},
-            }
-            for one in self.tried
-        ]
         return {
             "time_budget": self.config.time_budget,
             "seconds": round(self.clock.spent(), 1),
-            "tried": tried,
+            "tried": [
+                {
+                    "name": one.name,
+                    "what": one.description,
+                    "runs": {name: runs[name] for name in paths[one.name] if name in runs},
+                }
+                for one in self.tried
+            ],
             **(choice.to_json() if choice else {"deployed": "auto", "why": "the time is enough only for auto"}),
             "steps": result.steps,
             "test": {name: score.to_json() for name, score in result.scores.get("test", {}).items()},
         }
-
-
-def variations(lead: Variant, config: RunConfig) -> Iterator[Variant]:
-    """Yield variants of the options that are not set, the most promising first."""
-    push = {} if config.adversarial else {"adversarial": ADVERSARIAL}
-    longer: dict[str, Any] = {}
-    if config.pair_start is None and lead.settled["pair_start"]:
-        longer = {"pair_start": max(LONG_PAIR_START, 2 * lead.settled["pair_start"])}
-    tried = [{**longer, **push}, longer, push] if longer and push else [longer or push]
-    if config.pooling is None:
-        tried.append({"pooling": "first" if lead.settled["pooling"] == "mean" else "mean"})
-    for number, options in enumerate(tried, 1):
-        if options:
-            yield Variant(f"{lead.name}-{number}", options, lead.settled, expected="pooling" not in options)
 
 
 def _read_result(run: RunDir) -> RunResult:
@@ -597,7 +589,21 @@ class HeldOut:
             return -self.loss()
         suite = make_suite(self.task, names=(metric,), scores="probabilities")
         value = suite.compute(self.probabilities, self.gold)[metric]
-        return -np.inf if value is None else value if suite.greater_is_better(metric) else -value
+        return -np.inf if value is None else larger_is_better(metric, value)
+
+    def compare(self, baseline: HeldOut, metric: str) -> PairedResult:
+        """Compare with a baseline by a paired test."""
+        name = metric if metric != "loss" else make_suite(self.task).metric_for_best_model
+        both = baseline.probabilities, self.probabilities
+        return compare_predictions(*both, self.gold, task=self.task, metric=name, scores="probabilities")
+
+    def is_worse(self, baseline: HeldOut, metric: str) -> bool:
+        """Whether this is worse than the baseline: by the paired test, or, if that is not significant, by score and loss."""
+        tested, has_larger_loss = self.compare(baseline, metric), self.loss() > baseline.loss()
+        if tested.difference is None or tested.p_value is None:
+            return has_larger_loss
+        behind = tested.difference < 0 if greater_is_better(tested.metric) else tested.difference > 0
+        return behind and (tested.p_value <= 0.05 or has_larger_loss)
 
 
 def read_held_out(folders: Sequence[Path]) -> HeldOut:
@@ -605,12 +611,7 @@ def read_held_out(folders: Sequence[Path]) -> HeldOut:
     parts = []
     for folder in folders:
         rows = held_out_rows(folder)
-        if rows is None:
-            raise CheckpointError(
-                "the trial has no predictions of its held-out examples",
-                where=str(folder),
-                fix="Remove the folder to train it again.",
-            )
+        assert rows is not None  # a trial without them has no score
         if rows.task is Task.REGRESSION or rows.probabilities is None:
             logits = rows.predicted.astype(np.float64)
         else:
@@ -623,26 +624,16 @@ def read_held_out(folders: Sequence[Path]) -> HeldOut:
     return HeldOut(first.task, np.concatenate([logits for _, logits in parts]), gold, first.names)
 
 
-def compare_held_out(a: HeldOut, b: HeldOut, metric: str) -> PairedResult:
-    """Compare B with A by a paired test."""
-    name = metric if metric != "loss" else make_suite(a.task).metric_for_best_model
-    return compare_predictions(
-        a.probabilities, b.probabilities, a.gold, task=a.task, metric=name, scores="probabilities"
-    )
-
-
-def is_worse(a: HeldOut, b: HeldOut, metric: str) -> bool:
-    """Whether B is worse than A: by the paired test, or, if that is not significant, by score and loss."""
-    tested = compare_held_out(a, b, metric)
-    if tested.difference is None or tested.p_value is None:
-        return b.loss() > a.loss()
-    behind = tested.difference < 0 if greater_is_better(tested.metric) else tested.difference > 0
-    return behind and (tested.p_value <= 0.05 or b.loss() > a.loss())
+def pick(finalists: Sequence[Variant], held: Mapping[str, HeldOut], metric: str) -> Variant:
+    """Return the variant with the best score, or one that is expected to be better and not shown to be worse."""
+    best = max(finalists, key=lambda one: (held[one.name].score(metric), -held[one.name].loss()))
+    better = (one for one in finalists if one.expected and not held[one.name].is_worse(held[best.name], metric))
+    return next(better, best)
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The variant that is trained last, and what the held-out examples say about it."""
+    """The variant that is trained last, and the results on the held-out examples."""
 
     metric: str
     variant: Variant
@@ -663,24 +654,28 @@ class Choice:
         temperature is divided by the square root of their ratio (docs/research/recipes.md)."""
         return 1.0 if self.temperature is None else self.temperature.value / self.more_rows**0.5
 
-    def lines(self) -> tuple[str, ...]:
-        """Return what was chosen, and why."""
+    def ending(self) -> RunEnding:
+        """Return the end of the final run: the head is scaled by the temperature, thresholds are set, reasons are stored."""
+        moved = None if self.thresholds is None else self.thresholds.thresholds
+        scale = self.applied_temperature
+        change = RunEnding.change if self.temperature is None else lambda model: scale_head(model, scale)
+        return RunEnding(change=change, thresholds=moved, lines=tuple(self._lines()), scores={SPLIT: self.final})
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the choice and its reasons."""
         score = self.final[self.metric].text() if self.metric in self.final else ""
-        found = [f"best: {self.variant.name} ({self.variant.description}), held-out {self.metric} {score}"]
+        yield f"best: {self.variant.name} ({self.variant.description}), held-out {self.metric} {score}"
         if self.gain is not None:
-            tested = self.gain
-            if tested.difference is None or tested.low is None or tested.high is None:
-                gap = "not defined"
-            else:
+            gap, tested = "not defined", self.gain
+            if tested.difference is not None:
                 gap = f"{tested.difference:+.4f} [{tested.low:+.3f}, {tested.high:+.3f}], p={tested.p_value:.2g}, n={tested.n:,}"
             kept = "; it is better on other tasks and not shown to be worse here" if self.variant.expected else ""
-            found.append(f"best: compared with auto, {tested.metric} {gap}{kept}")
+            yield f"best: compared with auto, {tested.metric} {gap}{kept}"
         if self.temperature is not None:
             more = f"; {self.applied_temperature:.3g} for the final model" if self.more_rows > 1 else ""
-            found.append(f"best: {self.temperature.line()}{more}")
+            yield f"best: {self.temperature.line()}{more}"
         if self.thresholds is not None:
-            found.append(f"best: {self.thresholds.line('held-out').removesuffix('.')}")
-        return tuple(found)
+            yield f"best: {self.thresholds.line('held-out').removesuffix('.')}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the entries of best.json."""
@@ -694,53 +689,6 @@ class Choice:
             "applied_temperature": self.applied_temperature,
             "thresholds": None if moved is None else {"kept": moved.thresholds, "line": moved.line("held-out")},
         }
-
-    def ending(self) -> RunEnding:
-        """Return the end of the final run: the head is scaled by the temperature, and thresholds are set."""
-        moved = None if self.thresholds is None else self.thresholds.thresholds
-        scale = self.applied_temperature
-        change = RunEnding.change if self.temperature is None else lambda model: scale_head(model, scale)
-        return RunEnding(change=change, thresholds=moved, lines=self.lines(), scores={SPLIT: self.final})
-
-
-def pick(finalists: Sequence[Variant], held: Mapping[str, HeldOut], metric: str) -> Variant:
-    """Return the variant with the best score, or one that is expected to be better and not shown to be worse."""
-    best = max(finalists, key=lambda one: (held[one.name].score(metric), -held[one.name].loss()))
-    better = (one for one in finalists if one.expected and not is_worse(held[best.name], held[one.name], metric))
-    return next(better, best)
-
-
-def choose_variant(search: BestSearch) -> Choice:
-    """Choose a finalist by the held-out examples that all finalists have predicted, and calibrate it."""
-    lead = search.done_folds(search.finalists[0])
-    finalists = [one for one in search.finalists if len(search.done_folds(one)) >= min(2, len(lead))]
-    folds = [fold for fold in lead if all(fold in search.done_folds(one) for one in finalists)]
-    held = {one.name: read_held_out([search.path(one, fold) for fold in folds]) for one in finalists}
-    found = search.outcome(finalists[0], folds[0])
-    metric = (found.metric if found else None) or "loss"
-    chosen = pick(finalists, held, metric)
-    rows = held[chosen.name]
-    positive = rows.names[1] if rows.task is Task.BINARY and len(rows.names) == 2 else None
-    names, glue = search.config.metric_name, search.config.task_name
-    suite = make_suite(rows.task, names=names, glue_task=glue, scores="probabilities", positive_name=positive)
-    gain = None if chosen.name == "auto" else compare_held_out(held["auto"], rows, metric)
-    temperature = fit_temperature(rows.logits, rows.gold, rows.task)
-    calibrated = rows if temperature is None else replace(rows, logits=rows.logits / temperature.value)
-    moved = None
-    if rows.task is Task.MULTILABEL or metric.startswith("f1") or search.config.move_thresholds:
-        moved = fit_thresholds(np.asarray(calibrated.probabilities), rows.gold, rows.task)
-    return Choice(
-        metric=metric,
-        variant=chosen,
-        held_out={n: suite.compute_with_intervals(part.probabilities, part.gold) for n, part in held.items()},
-        final=suite.compute_with_intervals(
-            calibrated.probabilities, rows.gold, decisions=None if moved is None else moved.decisions
-        ),
-        gain=gain,
-        temperature=temperature,
-        thresholds=moved,
-        more_rows=1.0 if search.folds == (None,) else FOLDS / (FOLDS - 1),
-    )
 
 
 def scale_head(model: torch.nn.Module, temperature: float) -> None:

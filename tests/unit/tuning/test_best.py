@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,7 @@ from tunesmith.labels import Task
 from tunesmith.metrics.calibration import Temperature
 from tunesmith.pipeline.train import finetune
 from tunesmith.tuning import best
-from tunesmith.tuning.best import BestSearch, HeldOut, Outcome, Variant, pick
+from tunesmith.tuning.best import HeldOut, Variant, pick
 from tunesmith.tuning.trials import Clock
 
 
@@ -192,12 +191,6 @@ def test_steps_stay_within_the_budget(home: Path, tmp_path: Path, monkeypatch: A
         taken[0] += bool(events) and isinstance(events[0], StepDone)
         beat(self, *events)
 
-    def finish(self: Any, *given: Any) -> Outcome:
-        found = train(self, *given)
-        return replace(found, seconds=float(found.steps))
-
-    train = BestSearch._train
-    monkeypatch.setattr(BestSearch, "_train", finish)
     monkeypatch.setattr(best, "time", SimpleNamespace(monotonic=lambda: float(taken[0])))
     monkeypatch.setattr(Clock, "beat", count)
     monkeypatch.setattr(Clock, "left", lambda self: budget - taken[0] - self.reserve)
