@@ -303,9 +303,8 @@ class BestSearch:
                 cost += len(others) * (self.seconds(variant) + self.seconds(lead))
             if self.outcome(variant, first) is not None or clock.left() >= cost:
                 self.trial(variant, first)
-        scores = {one.name: found.score for one in self.tried if (found := self.outcome(one, first)) and found.score}
-        rest = [one for one in self.tried if one.name in scores and one.name != lead.name]
-        rest.sort(key=lambda one: (one.expected, scores[one.name]), reverse=True)
+        rest = [one for one in self.tried if one.name != lead.name and first in self.done_folds(one)]
+        rest.sort(key=lambda one: (one.expected, self._first_outcome(one).score or 0.0), reverse=True)
         self.finalists = [lead, *rest[: FINALISTS - 1]]
         while len(self.finalists) > 2 and clock.left() < len(others) * sum(map(self.seconds, self.finalists)):
             self.finalists.pop()

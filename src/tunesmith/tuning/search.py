@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +51,14 @@ USUAL = (
 """The default search space; options that are set are not varied."""
 FIXED = ("output_dir", "run_name", "folds", "fold", "seeds", "train_file", "validation_file", "test_file", "data_seed")
 """Options that cannot be varied: trials must be compared on the same examples."""
+NOT_SHARED = ("output_dir", "run_name", "disable_tqdm", "time_budget", "cache_dir", "logging_steps")
+"""Options in which the processes of one search may differ."""
+JOURNAL = "search.journal"
+START_UP = 10
+"""Trials that are drawn at random before TPE uses the scores."""
+WAIT_SECONDS = 0.5
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+"""Names of the states in which a trial ends, by Optuna's name."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +75,6 @@ class Vary:
     def log(self) -> bool:
         """Whether to sample on a log scale: for ranges of a factor of ten or more."""
         return not self.values and self.low > 0 and self.high / self.low >= 10
-
-    def text(self) -> str:
-        """Return the value of --vary."""
-        values = ",".join(map(str, self.values)) if self.values else f"{self.low:g}..{self.high:g}"
-        return f"{self.name}={values}"
 
 
 def read_space(words: Iterable[str], config: RunConfig) -> tuple[Vary, ...]:
@@ -113,11 +116,13 @@ def _read_word(word: str) -> Vary:
     return Vary(name, low=ends[0], high=ends[1], whole=whole)
 
 
-JOURNAL = "search.journal"
-START_UP = 10
-"""Trials that are drawn at random before TPE uses the scores."""
+@dataclass(frozen=True)
+class SearchPlan:
+    """The search space, the number of trials, and whether trials that are behind the median are ended."""
 
-Ending = Literal["complete", "pruned", "failed"]
+    space: tuple[Vary, ...]
+    trials: int = 40
+    prune: bool = True
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,149 @@ class TrialRecord:
     why: str | None = None
 
 
+@dataclass(frozen=True)
+class SearchResult:
+    """`best` is the number of the best trial; `finished` is False if the time was up before all trials were done."""
+
+    path: Path
+    metric: str | None
+    records: tuple[TrialRecord, ...]
+    best: int | None
+    seconds: float
+    finished: bool
+    verdict: str | None
+    """The paired test of the best trial against the first one, in words."""
+
+
+def search_options(config: RunConfig, plan: SearchPlan, observer: RunObserver) -> SearchResult:
+    """Run trials until all are done or the time is up. The same command resumes the search, or joins it from another process."""
+    if config.recipe == "best":
+        raise ConfigError("search doesn't support --recipe best", fix="Remove --recipe: the first trial uses auto.")
+    if config.seeds > 1 or (config.folds is not None and config.fold is None):
+        raise ConfigError(
+            "search doesn't support --folds and --seeds", fix="Pass the best values to `tunesmith train`."
+        )
+    folder = config.run_folder if config.output_dir else config.run_folder.with_name(f"{config.run_folder.name}-search")
+    make_folder(folder)
+    strangers = [name for name in user_files(folder) if name not in ("search.lock", "locks")]
+    if strangers and not (folder / JOURNAL).exists():
+        raise ResourceError(
+            f"contains {strangers[0]} and is not a tunesmith search",
+            where=str(folder),
+            fix="Set --output_dir to a new or empty folder.",
+        )
+    shared = {name: value for name, value in to_dict(config).items() if name not in NOT_SHARED}
+    shared |= {"vary": list(map(repr, plan.space)), "prune": plan.prune}
+    store = TrialStore(folder, plan, shared, config.seed)
+    clock = Clock(folder / "clock.json", None if config.time_budget is None else read_duration(config.time_budget))
+    try:
+        _run_trials(store, config, clock, observer)
+        finished = True
+    except TimeUp:
+        finished = False
+        observer.log("The time budget is spent.")
+    clock.save()
+    with store.alone():
+        return _conclude(store.records(), folder, clock, finished)
+
+
+def _run_trials(store: TrialStore, config: RunConfig, clock: Clock, observer: RunObserver) -> None:
+    waiting = False
+    while True:
+        clock.beat()
+        claimed = store.claim()
+        if claimed is not None:
+            try:
+                store.require_same_inputs(inputs_identity(read_run_data(config, {}, observer.progress)))
+                _run_trial(store, claimed, config, clock, observer)
+            finally:
+                claimed.lock.release()
+            continue
+        if all(one.state != "running" for one in store.records()):
+            return
+        if not waiting:
+            observer.log("Waiting for trials of other processes.")
+        waiting = True
+        time.sleep(WAIT_SECONDS)
+
+
+def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Clock, observer: RunObserver) -> None:
+    began, run = time.monotonic(), RunDir(trial_folder(store.folder, claimed.number))
+    steps = 0
+
+    def report(event: Event) -> None:
+        """Report each evaluation to the pruner and stop a trial that is behind."""
+        nonlocal steps
+        if isinstance(event, RunStarted):
+            steps = event.num_steps
+        elif isinstance(event, Evaluated) and event.split == "validation" and event.step < steps:
+            metric = main_metric_of(run, event.metrics)
+            value, share = event.metrics.get(metric), round(100 * event.step / steps)
+            if value is not None and store.report(claimed, share, larger_is_better(metric, value)):
+                raise TrialPruned(f"{metric} {value:.4f} after {share}% of its steps is behind the others")
+
+    options: dict[str, Any] = {
+        "output_dir": str(run.path),
+        "run_name": f"{config.name}-{run.name}",
+        "time_budget": None,
+    }
+    if config.eval_strategy is None:
+        # At the same fractions of every trial, whatever its number of epochs: else the pruner cannot compare them.
+        options |= {"eval_strategy": "steps", "eval_steps": 0.25}
+    quiet = RunObserver(progress=clock.beat, listeners=[clock.beat, report], pages=False)
+    try:
+        if not is_finished(run):
+            finetune(replace(config, **options, **claimed.options), observer=quiet, use_test=False)
+        metric, value = trial_score(run)
+        store.tell(claimed, "complete", value)
+        shown = f"{metric} {abs(value):.4f}"
+    except TrialPruned as error:
+        shown = error.problem
+        store.tell(claimed, "pruned", None, shown)
+    except (NumericsError, ConfigError) as error:
+        if claimed.number == 0:
+            raise  # the given config is wrong: no trial can work
+        shown = error.line()
+        store.tell(claimed, "failed", None, shown)
+    with store.alone():
+        _keep_best_weights(store.records(), store.folder)
+    values = ", ".join(f"{k} {v}" for k, v in claimed.options.items()) or "as configured"
+    observer.log(f"Trial {claimed.number}: {shown} ({values}; {time.monotonic() - began:.0f} s).")
+
+
+def _best_of(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the complete trial with the best score; the first one of equals."""
+    done = [one for one in records if one.state == "complete" and one.value is not None]
+    return max(done, key=lambda one: (one.value or 0.0, -one.number), default=None)
+
+
+def _keep_best_weights(records: Sequence[TrialRecord], folder: Path) -> None:
+    """Keep the model of the best trial so far; of the others only scores, event log and predictions."""
+    best = _best_of(records)
+    for one in records:
+        if one.state == "running" or one is best:
+            continue
+        run = RunDir(trial_folder(folder, one.number))
+        for path in (*run.checkpoints(), run.best, *([run.model] if best is not None else [])):
+            if path.is_dir():
+                retire(path)
+
+
+def _conclude(records: Sequence[TrialRecord], folder: Path, clock: Clock, finished: bool) -> SearchResult:
+    best = _best_of(records)
+    metric = verdict = None
+    if best is not None:
+        path = trial_folder(folder, best.number)
+        metric, _ = trial_score(RunDir(path))
+        if best.number != 0 and records[0].state == "complete":
+            verdict = compare_runs([trial_folder(folder, 0), path], split="validation").tests[0].sentence
+    number = None if best is None else best.number
+    table: dict[str, Any] = {"metric": metric, "best": number, "compared_with_first": verdict, "seconds": clock.spent()}
+    table |= {"finished": finished, "trials": [asdict(one) for one in records]}
+    write_file(folder / SEARCH_RESULT, json.dumps(table, indent=1).encode())
+    return SearchResult(folder, metric, tuple(records), number, table["seconds"], finished, verdict)
+
+
 @dataclass
 class Claimed:
     """A trial that this process works on until the lock is released."""
@@ -140,31 +288,6 @@ class Claimed:
     options: dict[str, Any]
     trial: Any
     lock: RunLock = field(repr=False)
-
-
-class JournalLock:
-    """A lock of Optuna's journal that dies with its holder (Optuna's own waits 30 s for a killed process).
-
-    An incomplete last line, left by a full disk, is removed before the next one is written.
-    """
-
-    def __init__(self, journal: Path) -> None:
-        self._journal = journal
-        self._stack = ExitStack()
-
-    def acquire(self) -> bool:
-        """Wait for the lock."""
-        self._stack.enter_context(locked(self._journal.with_name(f"{self._journal.name}.lock")))
-        with open(open_in_place(self._journal), "r+b") as file:
-            size = os.fstat(file.fileno()).st_size
-            tail = os.pread(file.fileno(), 65536, max(0, size - 65536))
-            if tail and not tail.endswith(b"\n"):
-                file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
-        return True
-
-    def release(self) -> None:
-        """Release the lock."""
-        self._stack.close()
 
 
 class TrialStore:
@@ -225,22 +348,19 @@ class TrialStore:
         with locked(self._lock_file):
             yield
 
-    def claim(self, limit: int) -> Claimed | None:
+    def claim(self) -> Claimed | None:
         """Return a trial that no process works on, an unfinished one first; None if there is none."""
+        locks = self.folder / "locks"
         with self.alone():
             found = self._study.get_trials(deepcopy=False)
-            for one in found:
-                file = self.folder / "locks" / f"trial-{one.number}"
-                if not one.state.is_finished() and read_holder(file) is None:
-                    return self._take(self._optuna.trial.Trial(self._study, one._trial_id))
-            if len(found) >= limit:
+            left = [one for one in found if not one.state.is_finished()]
+            free = next((one for one in left if read_holder(locks / f"trial-{one.number}") is None), None)
+            if free is None and len(found) >= self._plan.trials:
                 return None
-            return self._take(self._study.ask())
-
-    def _take(self, trial: Any) -> Claimed:
-        lock = RunLock(self.folder / "locks" / f"trial-{trial.number}")
-        lock.__enter__()
-        return Claimed(trial.number, self._draw(trial), trial, lock)
+            trial = self._optuna.trial.Trial(self._study, free._trial_id) if free else self._study.ask()
+            lock = RunLock(locks / f"trial-{trial.number}")
+            lock.__enter__()
+            return Claimed(trial.number, self._draw(trial), trial, lock)
 
     def _draw(self, trial: Any) -> dict[str, Any]:
         """Return the values of a trial; none for the first one, which uses the config as given."""
@@ -270,24 +390,47 @@ class TrialStore:
             claimed.trial.report(value, at)
         return bool(claimed.trial.should_prune())
 
-    def tell(self, claimed: Claimed, ending: Ending, value: float | None, why: str | None = None) -> None:
-        """Store the end of a trial."""
-        states = self._optuna.trial.TrialState
-        state = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[ending]
+    def tell(self, claimed: Claimed, state: str, value: float | None, why: str | None = None) -> None:
+        """Store the end of a trial; only a complete one has a value."""
         if why is not None:
             claimed.trial.set_user_attr("why", why)
-        self._study.tell(claimed.trial, value if ending == "complete" else None, state=state)
+        state = next(name for name, ours in STATES.items() if ours == state)
+        self._study.tell(claimed.trial, value, state=self._optuna.trial.TrialState[state])
 
     def records(self) -> list[TrialRecord]:
         """Return all trials by number."""
-        names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
         found = []
         for one in self._study.get_trials(deepcopy=False):
             options = one.user_attrs.get("options", {})
             seconds = one.duration.total_seconds() if one.duration is not None else None
-            state = names.get(one.state.name, "running")
+            state = STATES.get(one.state.name, "running")
             found.append(TrialRecord(one.number, state, one.value, options, seconds, one.user_attrs.get("why")))
         return found
+
+
+class JournalLock:
+    """A lock of Optuna's journal that dies with its holder (Optuna's own waits 30 s for a killed process).
+
+    An incomplete last line, left by a full disk, is removed before the next one is written.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._stack = ExitStack()
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        self._stack.enter_context(locked(self._journal.with_name(f"{self._journal.name}.lock")))
+        with open(open_in_place(self._journal), "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            tail = os.pread(file.fileno(), 65536, max(0, size - 65536))
+            if tail and not tail.endswith(b"\n"):
+                file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+        return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        self._stack.close()
 
 
 def _require_intact(journal: Path) -> None:
@@ -301,179 +444,3 @@ def _require_intact(journal: Path) -> None:
             entry = None
         if not isinstance(entry, dict) or entry.get("op_code") not in range(11):
             raise damaged(journal, f"line {number} is damaged")
-
-
-WAIT_SECONDS = 0.5
-NOT_SHARED = ("output_dir", "run_name", "disable_tqdm", "time_budget", "cache_dir", "logging_steps")
-"""Options in which the processes of one search may differ."""
-
-
-@dataclass(frozen=True)
-class SearchPlan:
-    """The search space, the number of trials, and whether trials that are behind the median are ended."""
-
-    space: tuple[Vary, ...]
-    trials: int = 40
-    prune: bool = True
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """`best` is the number of the best trial; `finished` is False if the time was up before all trials were done."""
-
-    path: Path
-    metric: str | None
-    records: tuple[TrialRecord, ...]
-    best: int | None
-    seconds: float
-    finished: bool
-    verdict: str | None
-    """The paired test of the best trial against the first one, in words."""
-
-
-def search_options(config: RunConfig, plan: SearchPlan, observer: RunObserver) -> SearchResult:
-    """Run trials until all are done or the time is up. The same command resumes the search, or joins it from another process."""
-    if config.recipe == "best":
-        raise ConfigError("search doesn't support --recipe best", fix="Remove --recipe: the first trial uses auto.")
-    if config.seeds > 1 or (config.folds is not None and config.fold is None):
-        raise ConfigError(
-            "search doesn't support --folds and --seeds", fix="Pass the best values to `tunesmith train`."
-        )
-    folder = config.run_folder if config.output_dir else config.run_folder.with_name(f"{config.run_folder.name}-search")
-    _require_search_folder(folder)
-    shared = {name: value for name, value in to_dict(config).items() if name not in NOT_SHARED}
-    shared |= {"vary": [v.text() for v in plan.space], "prune": plan.prune}
-    store = TrialStore(folder, plan, shared, config.seed)
-    clock = Clock(folder / "clock.json", None if config.time_budget is None else read_duration(config.time_budget))
-    finished = False
-    try:
-        _work(store, config, plan.trials, clock, observer)
-        finished = True
-    except TimeUp:
-        observer.log("The time budget is spent.")
-    clock.save()
-    with store.alone():
-        return _conclude(store.records(), folder, clock, finished)
-
-
-def _require_search_folder(folder: Path) -> None:
-    make_folder(folder)
-    strangers = [name for name in user_files(folder) if name not in ("search.lock", "locks")]
-    if strangers and not (folder / JOURNAL).exists():
-        raise ResourceError(
-            f"contains {strangers[0]} and is not a tunesmith search",
-            where=str(folder),
-            fix="Set --output_dir to a new or empty folder.",
-        )
-
-
-def _work(store: TrialStore, config: RunConfig, trials: int, clock: Clock, observer: RunObserver) -> None:
-    waiting = False
-    while True:
-        clock.beat()
-        claimed = store.claim(trials)
-        if claimed is not None:
-            try:
-                store.require_same_inputs(inputs_identity(read_run_data(config, {}, observer.progress)))
-                _run_trial(store, claimed, _trial_config(config, store.folder, claimed), clock, observer)
-            finally:
-                claimed.lock.release()
-            continue
-        if all(one.state != "running" for one in store.records()):
-            return
-        if not waiting:
-            observer.log("Waiting for trials of other processes.")
-        waiting = True
-        time.sleep(WAIT_SECONDS)
-
-
-def _trial_config(config: RunConfig, folder: Path, claimed: Claimed) -> RunConfig:
-    name = f"trial-{claimed.number}"
-    options: dict[str, Any] = {
-        "output_dir": str(folder / name),
-        "run_name": f"{config.name}-{name}",
-        "time_budget": None,
-    }
-    if config.eval_strategy is None:
-        # At the same fractions of every trial, whatever its number of epochs: else the pruner cannot compare them.
-        options |= {"eval_strategy": "steps", "eval_steps": 0.25}
-    return replace(config, **options, **claimed.options)
-
-
-def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Clock, observer: RunObserver) -> None:
-    run = RunDir(config.run_folder)
-    began = time.monotonic()
-    listener = _make_listener(store, claimed, run)
-    quiet = RunObserver(progress=clock.beat, listeners=[clock.beat, listener], pages=False)
-    try:
-        if not is_finished(run):
-            finetune(config, observer=quiet, use_test=False)
-        metric, value = trial_score(run)
-        store.tell(claimed, "complete", value)
-        shown = f"{metric} {abs(value):.4f}"
-    except TrialPruned as error:
-        store.tell(claimed, "pruned", None, error.problem)
-        shown = error.problem
-    except (NumericsError, ConfigError) as error:
-        if claimed.number == 0:
-            raise  # the given config is wrong: no trial can work
-        store.tell(claimed, "failed", None, error.line())
-        shown = error.line()
-    with store.alone():
-        _keep_best_weights(store.records(), run.path.parent)
-    options = ", ".join(f"{k} {v}" for k, v in claimed.options.items()) or "as configured"
-    observer.log(f"Trial {claimed.number}: {shown} ({options}; {time.monotonic() - began:.0f} s).")
-
-
-def _make_listener(store: TrialStore, claimed: Claimed, run: RunDir) -> Callable[[Event], None]:
-    """Return a listener that reports each evaluation to the pruner and stops a trial that is behind."""
-    steps = 0
-
-    def listen(event: Event) -> None:
-        nonlocal steps
-        if isinstance(event, RunStarted):
-            steps = event.num_steps
-        elif isinstance(event, Evaluated) and event.split == "validation":
-            metric = main_metric_of(run, event.metrics)
-            value = event.metrics.get(metric)
-            share = round(100 * event.step / max(steps, event.step))
-            if value is None or (steps > 0 and event.step >= steps):
-                return
-            if store.report(claimed, share, larger_is_better(metric, value)):
-                raise TrialPruned(f"{metric} {value:.4f} after {share}% of its steps is behind the others")
-
-    return listen
-
-
-def best_of_records(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the complete trial with the best score; the first one of equals."""
-    done = [one for one in records if one.state == "complete" and one.value is not None]
-    return max(done, key=lambda one: (one.value or 0.0, -one.number), default=None)
-
-
-def _keep_best_weights(records: Sequence[TrialRecord], folder: Path) -> None:
-    """Keep the model of the best trial so far; of the others only scores, event log and predictions."""
-    best = best_of_records(records)
-    for one in records:
-        if one.state == "running" or one is best:
-            continue
-        run = RunDir(trial_folder(folder, one.number))
-        for path in (*run.checkpoints(), run.best, *([run.model] if best is not None else [])):
-            if path.is_dir():
-                retire(path)
-
-
-def _conclude(records: Sequence[TrialRecord], folder: Path, clock: Clock, finished: bool) -> SearchResult:
-    best = best_of_records(records)
-    metric = verdict = None
-    if best is not None:
-        path = trial_folder(folder, best.number)
-        metric, _ = trial_score(RunDir(path))
-        if best.number != 0 and records[0].state == "complete":
-            verdict = compare_runs([folder / "trial-0", path], split="validation").tests[0].sentence
-    number = None if best is None else best.number
-    found = SearchResult(folder, metric, tuple(records), number, clock.spent(), finished, verdict)
-    table: dict[str, Any] = {"metric": metric, "best": number, "compared_with_first": verdict, "seconds": found.seconds}
-    table |= {"finished": finished, "trials": [asdict(one) for one in records]}
-    write_file(folder / SEARCH_RESULT, json.dumps(table, indent=1).encode())
-    return found
