@@ -224,7 +224,7 @@ def test_later_trials_are_sampled_near_good_ones(tmp_path: Path) -> None:
     space = (Vary("learning_rate", low=1e-6, high=1e-2),)
     store = TrialStore(tmp_path, SearchPlan(space, 25), {"search": "made up"}, seed=0)
     pruned = 0
-    while (one := store.claim(25)) is not None:
+    while (one := store.claim()) is not None:
         rng = np.random.default_rng(one.number)
         final = 0.9 - 0.05 * (math.log10(one.options.get("learning_rate", 1e-5)) + 4) ** 2 + rng.normal(0, 0.01)
         behind = store.report(one, 50, final - 0.1)
