@@ -66,7 +66,7 @@ class LabelMap:
     """Threshold of each label for `choose_labels`; (1 - t, t) for two classes selects the second at t or more."""
 
     abstention: Any = None
-    """The `metrics.abstain.Abstention` of a predictor that answers only if it is sure; None: it answers all examples."""
+    """The `metrics.calibration.Abstention` of a predictor that answers only if it is sure; None: it answers all examples."""
 
     @classmethod
     def for_classes(cls, names: Sequence[str]) -> LabelMap:

@@ -232,9 +232,9 @@ def follow(writer: RunWriter, batches: Any, options: dict[str, Any]) -> None:
 
 def watch_bytes(run: RunDir) -> None:
     """Record the size of the run folder (hard links count once) before each rename of a finished folder."""
-    from tunesmith.runs import manifest
+    from tunesmith.runs import folder
 
-    inner = manifest.fault_point
+    inner = folder.fault_point
 
     def look(name: str) -> None:
         if name == "save.sealed":
@@ -243,7 +243,7 @@ def watch_bytes(run: RunDir) -> None:
                 print(sum(found.values()), file=out)
         inner(name)
 
-    manifest.fault_point = look
+    folder.fault_point = look
 
 
 def digest(state: TrainState) -> str:
