@@ -20,7 +20,6 @@ from tunesmith.errors import ConfigError
 if TYPE_CHECKING:
     from tunesmith.events import Finding
 
-SPLITS = ("train", "validation", "test")
 SPLIT_WORDS = {"train": ("train",), "validation": ("valid", "dev", "val", "eval"), "test": ("test",)}
 
 
@@ -76,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1, ensure_ascii=False, default=str))
     else:
         print("\n".join([*result.notes, "", *describe_findings(result.findings)]))
-        print(f"\n{_plural(len(warnings), 'warning')}, {len(result.findings) - len(warnings)} for information")
+        count = f"{len(warnings)} warning{'s' * (len(warnings) != 1)}"
+        print(f"\n{count}, {len(result.findings) - len(warnings)} for information")
         if result.review_file:
             print(
                 f"review file: {result.review_file}. Correct its label column, then run: tunesmith train --labels_file ..."
@@ -86,20 +86,23 @@ def run(args: argparse.Namespace) -> int:
 
 def name_splits(files: list[str]) -> dict[str, str]:
     """Return the split of each file: by name if all names contain one, otherwise in the order train, validation, test."""
-    if len(files) > len(SPLITS):
+    if len(files) > len(SPLIT_WORDS):
         raise ConfigError(f"got {len(files)} files", fix="Pass at most three: train, validation, test.")
     named: dict[str, str] = {}
     for file in files:
         stem = Path(file).name.lower()
-        split = next((split for split in SPLITS if _says(stem, split)), None)
+        split = next(
+            (
+                split
+                for split, words in SPLIT_WORDS.items()
+                if any(stem.startswith(word) or f"_{word}" in stem or f"-{word}" in stem for word in words)
+            ),
+            None,
+        )
         if split is None or split in named:
-            return dict(zip(SPLITS, files, strict=False))
+            return dict(zip(SPLIT_WORDS, files, strict=False))
         named[split] = file
-    return named if "train" in named else dict(zip(SPLITS, files, strict=False))
-
-
-def _says(stem: str, split: str) -> bool:
-    return any(stem.startswith(word) or f"_{word}" in stem or f"-{word}" in stem for word in SPLIT_WORDS[split])
+    return named if "train" in named else dict(zip(SPLIT_WORDS, files, strict=False))
 
 
 def describe_findings(findings: list[Finding]) -> list[str]:
@@ -112,7 +115,3 @@ def describe_findings(findings: list[Finding]) -> list[str]:
         for advice in finding.advice:
             lines += textwrap.wrap(f"- {advice}", width, initial_indent=" " * 8, subsequent_indent=" " * 10)
     return lines or ["no findings"]
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

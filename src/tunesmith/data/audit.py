@@ -20,8 +20,6 @@ from tunesmith.errors import DataError, first_few
 from tunesmith.events import Finding, Severity
 from tunesmith.labels import LabelMap, Task
 
-RANKS = {"error": 0, "warning": 1, "info": 2}
-
 
 def audit_rows(
     parts: Mapping[str, Part], columns: Columns, labels: LabelMap, *, names_given: bool = False
@@ -52,7 +50,7 @@ def audit_rows(
 
 def sort_findings(findings: list[Finding]) -> list[Finding]:
     """Sort findings, most serious first."""
-    return sorted(findings, key=lambda finding: RANKS[finding.severity])
+    return sorted(findings, key=lambda finding: ("error", "warning", "info").index(finding.severity))
 
 
 def require_clean(findings: Sequence[Finding], *, strict: bool) -> None:
@@ -290,23 +288,23 @@ def find_overlaps(
     findings: list[Finding] = []
     equal = {split: survey.of(split, survey.equal) for split in parts}
     near = {split: survey.of(split, survey.near) for split in parts}
+    unordered = {split: row_keys(np.sort(rows, axis=1)) for split, rows in near.items()}
     for split, part in parts.items():
         if split != "train" and "train" in parts:
-            agree = _agreement(near[split], near["train"], ids[split], ids["train"], labels)
-            findings += _leaks((split, part), equal, near, agree=agree)
+            agree = _agreement(unordered[split], unordered["train"], ids[split], ids["train"], labels)
+            findings += _leaks((split, part), equal, unordered, agree=agree)
         findings += _repeats((split, part), equal[split], near[split])
         findings += _constant((split, part), equal[split], survey.of(split, survey.characters))
     return findings + _contradictions(parts, equal, ids, labels)
 
 
 def _agreement(like: Ints, train: Ints, ids: Ints, train_ids: Ints, labels: LabelMap) -> bool:
-    """Return whether near-duplicates of train rows share their label more often than by chance."""
+    """Return whether near-duplicates of train rows (equal keys) share their label more often than by chance."""
     if labels.task not in (Task.BINARY, Task.MULTICLASS):
         return True
-    keys, first = np.unique(row_keys(np.sort(train, axis=1)), return_index=True)
-    mine = row_keys(np.sort(like, axis=1))
-    place = np.minimum(np.searchsorted(keys, mine), len(keys) - 1)
-    there = (keys[place] == mine) & (ids >= 0)
+    keys, first = np.unique(train, return_index=True)
+    place = np.minimum(np.searchsorted(keys, like), len(keys) - 1)
+    there = (keys[place] == like) & (ids >= 0)
     if there.sum() < 10:
         return True
     given, seen = ids[there], train_ids[first[place[there]]]
@@ -318,7 +316,7 @@ def _leaks(where: Split, equal: Mapping[str, Ints], near: Mapping[str, Ints], *,
     """Find rows that are also in train, equal or nearly equal. `agree`: near-duplicates share the label of the train row."""
     split, part = where
     whole = np.isin(row_keys(np.sort(equal[split], axis=1)), row_keys(np.sort(equal["train"], axis=1)))
-    nearly = np.isin(row_keys(np.sort(near[split], axis=1)), row_keys(np.sort(near["train"], axis=1))) & ~whole
+    nearly = np.isin(near[split], near["train"]) & ~whole
     leaked = whole | nearly
     if not leaked.any():
         return []
@@ -341,15 +339,13 @@ def _leaks(where: Split, equal: Mapping[str, Ints], near: Mapping[str, Ints], *,
 
 
 def _repeats(where: Split, exact: Ints, like: Ints) -> list[Finding]:
-    repeated = _again(exact)
-    near = _again(like) & ~repeated
+    repeated, near = (first_equal(row_keys(rows)) < np.arange(len(rows)) for rows in (exact, like))
+    near &= ~repeated
     many = repeated.sum() >= REPEAT_SHARE * len(repeated) and len(repeated) >= 20
     findings = []
     if repeated.any():
-        what, advice = (
-            "repeat the text of an earlier row",
-            "Remove unintended repeats: they weigh more than other rows.",
-        )
+        advice = "Remove unintended repeats: they weigh more than other rows."
+        what = "repeat the text of an earlier row"
         findings.append(_of_rows("duplicate_rows", "warning" if many else "info", where, repeated, what, advice))
     if near.any():
         what, advice = "nearly repeat the text of an earlier row", "Check whether these rows are copies."
@@ -367,12 +363,6 @@ def _of_rows(code: str, severity: Severity, where: Split, rows: Ints, what: str,
     numbers = {"split": split, "rows": int(rows.sum()), "of": len(rows), "first": _first(part, rows)}
     evidence = f"{numbers['rows']:,} of {len(rows):,} {split} rows {what} (first: {_shown(part, rows)})."
     return Finding(code, severity, evidence, (advice,), numbers=numbers)
-
-
-def _again(rows: Ints) -> Ints:
-    """Return rows whose key occurred earlier."""
-    again: Ints = first_equal(row_keys(rows)) < np.arange(len(rows))
-    return again
 
 
 def _constant(where: Split, rows: Ints, characters: Ints) -> list[Finding]:
@@ -459,7 +449,17 @@ def check_tokens(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> list[Fin
     unknown = np.zeros(len(ids), np.int64)
     if tokenizer.unk_token_id is not None:
         unknown = np.array([row.count(tokenizer.unk_token_id) for row in ids])
-    return _unknown(counts, unknown, every, tokenizer)
+    share = float(unknown.sum() / max(counts.sum(), 1))
+    lost = float((unknown * 2 > counts).mean())
+    if share < UNKNOWN_SHARE and lost < UNKNOWN_SHARE:
+        return []
+    words = Counter(word for at in np.flatnonzero(unknown)[:200] for word in every[at].split())
+    ids = tokenizer(list(words), add_special_tokens=False, verbose=False)["input_ids"]
+    lacking = [word for word, found in zip(words, ids, strict=True) if tokenizer.unk_token_id in found]
+    shown = ", ".join(repr(word[:20]) for word in sorted(lacking, key=lambda word: -words[word])[:5])
+    evidence = f"{share:.1%} of the tokens are unknown to the tokenizer, and {lost:.1%} of the rows mostly so: {shown}."
+    advice = ("Use a model whose tokenizer knows this text, such as a multilingual one.",)
+    return [Finding("unknown_tokens", "warning", evidence, advice, numbers={"share": share, "rows": lost})]
 
 
 def check_cut(
@@ -479,20 +479,6 @@ def check_cut(
         advice = f"The model supports at most {limit}; --long_texts sets which part of a longer row it sees."
     severity: Severity = "warning" if share >= CUT_SHARE and words >= CUT_SHARE else "info"
     return [Finding("cut_rows", severity, evidence, (advice,), numbers=numbers)]
-
-
-def _unknown(counts: Ints, unknown: Ints, texts: Sequence[str], tokenizer: Any) -> list[Finding]:
-    share = float(unknown.sum() / max(counts.sum(), 1))
-    lost = float((unknown * 2 > counts).mean())
-    if share < UNKNOWN_SHARE and lost < UNKNOWN_SHARE:
-        return []
-    words = Counter(word for at in np.flatnonzero(unknown)[:200] for word in texts[at].split())
-    ids = tokenizer(list(words), add_special_tokens=False, verbose=False)["input_ids"]
-    lacking = [word for word, found in zip(words, ids, strict=True) if tokenizer.unk_token_id in found]
-    shown = ", ".join(repr(word[:20]) for word in sorted(lacking, key=lambda word: -words[word])[:5])
-    evidence = f"{share:.1%} of the tokens are unknown to the tokenizer, and {lost:.1%} of the rows mostly so: {shown}."
-    advice = ("Use a model whose tokenizer knows this text, such as a multilingual one.",)
-    return [Finding("unknown_tokens", "warning", evidence, advice, numbers={"share": share, "rows": lost})]
 
 
 GRAM = 5

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -179,19 +179,14 @@ def epoch_order(
         for start in range(0, num_rows, span):
             part = rows[start : start + span]
             rows[start : start + span] = part[np.argsort(-lengths[part], kind="stable")]
-        rows = _shuffle_full_windows(rows, rows_per_step, rng)
+        # Shuffle the full windows within their span; the incomplete window stays last.
+        full = num_rows // rows_per_step
+        grid = rows[: full * rows_per_step].reshape(full, rows_per_step)
+        for start in range(0, full, SORTED_STEPS):
+            part = grid[start : start + SORTED_STEPS]
+            grid[start : start + SORTED_STEPS] = part[rng.permutation(len(part))]
     starts = np.append(np.arange(0, num_rows, rows_per_step), num_rows).astype(np.int64)
     return EpochOrder(rows, starts)
-
-
-def _shuffle_full_windows(rows: npt.NDArray[np.int64], size: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Shuffle the full windows within their span; the incomplete window stays last."""
-    full = len(rows) // size
-    grid = rows[: full * size].reshape(full, size)
-    for start in range(0, full, SORTED_STEPS):
-        part = grid[start : start + SORTED_STEPS]
-        grid[start : start + SORTED_STEPS] = part[rng.permutation(len(part))]
-    return rows
 
 
 def length_batches(
@@ -281,12 +276,8 @@ class Window:
     """True if this rank has no row: it computes one with weight 0, because the other ranks wait for it."""
 
 
-class Collate(Protocol):
-    """Turns token rows into model inputs."""
-
-    def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, Any]:
-        """Return tensors by input name."""
-        ...
+Collate = Callable[[dict[str, list[npt.NDArray[Any]]]], dict[str, Any]]
+"""Turns token rows into tensors by input name."""
 
 
 @dataclass(frozen=True)

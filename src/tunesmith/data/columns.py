@@ -19,7 +19,6 @@ from tunesmith.data.labels import (
     NUMBER,
     OFF,
     ON,
-    Survey,
     class_names,
     find_separator,
     is_list_type,
@@ -39,16 +38,16 @@ PAIRS = (
 SINGLES = ("text", "sentence", "review", "content", "comment", "tweet", "message", "utterance", "document", "body")
 WEAK_SINGLES = ("question", "query", "title", "headline")
 """Names of a text column that is often one of a pair."""
-LABELS: tuple[str, ...] = (
+LABELS = (
     *("label", "labels", "target", "class", "category", "gold_label", "y", "kategorie", "klasse", "catégorie"),
     *("categorie", "étiquette", "etiqueta", "categoría", "categoria", "标签", "类别"),
 )
-WEAK_LABELS: tuple[str, ...] = (
+WEAK_LABELS = (
     *("sentiment", "score", "stars", "rating", "similarity", "is_duplicate", "coarse_label", "intent", "emotion"),
     *("polarity", "topic"),
 )
 """Names of label columns that may come with another label column."""
-ASIDE: tuple[str, ...] = (
+ASIDE = (
     *("lang", "language", "locale", "source", "split", "set", "subset", "partition", "fold", "date", "author"),
     *("user", "username", "country", "region", "annotator", "prediction", "predicted", "truncated"),
 )
@@ -84,18 +83,6 @@ class ColumnProfile:
             return f"{self.name!r} (lists)"
         shown = ", ".join(text if len(text) <= 24 else f"{text[:21]}..." for text in self.examples[:3])
         return f"{self.name!r} ({self.different:,} different values: {shown}{', ...' * (self.different > 3)})"
-
-
-def first_rows(source: Source) -> dict[str, list[Any]]:
-    """Return the first rows, by column."""
-    count = min(SAMPLE_ROWS, max(200, SAMPLE_CELLS // len(source.column_names)), source.dataset.num_rows)
-    rows = source.dataset.with_format(None)[:count]
-    return {name: rows[name] for name in source.column_names}
-
-
-def profile_source(source: Source) -> dict[str, ColumnProfile]:
-    """Profile the columns of a source from its first rows."""
-    return {name: _profile(name, values) for name, values in first_rows(source).items()}
 
 
 def _profile(name: str, values: Sequence[Any]) -> ColumnProfile:
@@ -154,8 +141,11 @@ class ColumnChooser:
     """Chooses the text and label columns of a source from the names and values of its columns."""
 
     def __init__(self, source: Source) -> None:
+        count = min(SAMPLE_ROWS, max(200, SAMPLE_CELLS // len(source.column_names)), source.dataset.num_rows)
+        rows = source.dataset.with_format(None)[:count]
         self.source = source
-        self.profiles = profile_source(source)
+        self.first_rows = {name: rows[name] for name in source.column_names}
+        self.profiles = {name: _profile(name, values) for name, values in self.first_rows.items()}
 
     def choose(self, text: tuple[str, ...], label: str | None) -> tuple[tuple[str, ...], str, str, str]:
         """Return text and label columns with reasons. Columns that the user set are kept; in doubt, a question is raised."""
@@ -226,9 +216,8 @@ class ColumnChooser:
         """Return the only column of single words (such as addresses) in addition to one column of labels."""
         both = [n for n, p in self.profiles.items() if p.kind not in ("empty", "date") and not _is_id_name(n)]
         found = [n for n in both if n in readable and self.profiles[n].kind in ("id", "other")]
-        others = [n for n in both if n not in found]
-        alone = len(found) == 1 and len(others) == 1 and self.profiles[others[0]].kind == "label"
-        return found[0] if alone else None
+        others = [self.profiles[n].kind for n in both if n not in found]
+        return found[0] if len(found) == 1 and others == ["label"] else None
 
     def _label_candidates(self, text: tuple[str, ...], taken: set[str]) -> tuple[list[str], str]:
         """Return the possible label columns; one if there is no doubt. 0/1 columns (several labels) are joined by commas."""
@@ -257,8 +246,10 @@ class ColumnChooser:
             return [every[0]], f"Label: column {every[0]!r}, {why}."
         if not every:
             return self._last_resort(text)
+        words = [word for word in (*LABELS, *WEAK_LABELS) if len(word) > 1]
         rest = [n for n in every if n not in (*weak, *joined)]
-        return [*weak, *joined, *sorted(rest, key=lambda n: (not _like_a_label(n), left[n].different))], ""
+        rest.sort(key=lambda n: (not any(word in n.lower() for word in words), left[n].different))
+        return [*weak, *joined, *rest], ""
 
     def _last_resort(self, text: tuple[str, ...]) -> tuple[list[str], str]:
         ruled_out = ("id", "empty", "date", "other")
@@ -284,15 +275,6 @@ class ColumnChooser:
             asked.append(f"which column is the label? Candidates: {shown}")
         flags = f"--text_column_names {shlex.quote(','.join(texts[0]))} --label_column_name {shlex.quote(labels[0])}"
         return DataError("; ".join(asked), where=self.source.origin, fix=f"Set for example {flags}.")
-
-
-def is_sure_label(name: str) -> bool:
-    """Return whether the name shows that the column contains classes."""
-    return name.lower().strip().rpartition(".")[2] in LABELS
-
-
-def _like_a_label(name: str) -> bool:
-    return any(word in name.lower() for word in (*LABELS, *WEAK_LABELS) if len(word) > 1)
 
 
 def _pair_names(first: str, second: str) -> bool:
@@ -417,22 +399,16 @@ def _choose_task(
     if survey.too_many:
         fix = "Set a different --label_column_name, or --do_regression true for scores."
         raise DataError(f"column {label!r} has over 10,000 different values", where=source.origin, fix=fix)
-    task, why = _class_task(source, label, survey, do_regression, merge=merge)
-    return task, f"{why} Each list has one label." if single else why
-
-
-def _class_task(
-    source: Source, label: str, survey: Survey, do_regression: bool | None, *, merge: bool
-) -> tuple[Task, str]:
     names = class_names(source, label)
     values = {normalize_label(value) if merge else value for value in survey.counts.keys() - {str(UNLABELLED)}}
-    count = len(names) if names else len(values)
-    many = count > (max(30, survey.rows // 2) if is_sure_label(label) else 12)
+    count = len(names or values)
+    many = count > (max(30, survey.rows // 2) if label.lower().strip().rpartition(".")[2] in LABELS else 12)
     if do_regression is None and names is None and many and survey.numbers == survey.rows:
         question = f"{label!r} has {count:,} different integers: is it a number to predict?"
         _ask(source, question, "--do_regression true")
     task = Task.BINARY if count == 2 else Task.MULTICLASS
-    return task, f"Task: {task.value}, because {label!r} has {count} different value{'s' * (count != 1)}."
+    why = f"Task: {task.value}, because {label!r} has {count} different value{'s' * (count != 1)}."
+    return task, f"{why} Each list has one label." if single else why
 
 
 def _ask(source: Source, question: str, flag: str) -> NoReturn:
@@ -451,7 +427,7 @@ def require_text(source: Source, name: str) -> None:
 def _refuse_absent_header(chooser: ColumnChooser) -> None:
     """Refuse a file whose first line is a row: a name that is also a value of the column, or a number in a column of numbers."""
     source = chooser.source
-    for name, cells in (first_rows(source) if source.lines else {}).items():
+    for name, cells in (chooser.first_rows if source.lines else {}).items():
         numbers = chooser.profiles[name].kind in ("number", "label", "switch", "id") and ANY_NUMBER.match(name)
         if name in cells or numbers:
             why = "is also a value of the column" if name in cells else "is a number"

@@ -34,19 +34,15 @@ if TYPE_CHECKING:
 
 
 ON = frozenset(["1", "1.0", "true", "yes", "y", "ja", "oui", "si", "sí", "sim", "是"])
-
-
 OFF = frozenset(["0", "0.0", "false", "no", "n", "nein", "non", "não", "否"])
 MAX_LABELS = 10_000
-"""A column with more distinct values does not hold labels; counting stops there."""
+"""Counting stops at this many different values."""
 
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 ANY_NUMBER = re.compile(
     r"^[€$£¥₹]?\s?[+-]?(\d{1,3}(\.\d{3})+(,\d+)?|\d{1,3}(,\d{3})+(\.\d+)?|\d+([.,]\d+)?|[.,]\d+)([eE][+-]?\d+)?(\s?[%€$£¥₹])?$"
 )
 """A number in any notation: with decimal comma, thousands separators, percent or currency sign."""
-SEPARATORS = ("|", ";", ",")
-"""Characters that separate labels if the parts of cells repeat. A comma may be part of a name, so that the user is asked."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +215,8 @@ def find_separator(counts: Mapping[str, int]) -> str | None:
     cells = [cell for cell in counts if cell]
     if cells and all(cell.strip().startswith("[") and cell.strip().endswith("]") for cell in cells):
         return "json"
-    return next((separator for separator in SEPARATORS if _separates(separator, cells, counts)), None)
+    # A comma may be part of a name, so that the user is asked.
+    return next((separator for separator in "|;," if _separates(separator, cells, counts)), None)
 
 
 def _separates(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
@@ -274,7 +271,6 @@ ENCODED = "labels"
 SUM_TOLERANCE = 0.01
 SHOWN = 4
 _UNLABELLED_NAME = str(UNLABELLED)
-_SWITCHES = ({"0", "1"}, {"0.0", "1.0"}, {"false", "true"})
 _TYPO_SHARE = 200
 
 
@@ -307,23 +303,20 @@ def encode_labels(
 
     A split whose name starts with "test" may be unlabeled: without the column, or with -1. Merged labels are named in `notes`.
     """
-    label_names, head_names = rules.names, rules.head_names
-    if columns.task is Task.MULTILABEL and columns.label is not None:
-        sources = unfold_labels(sources, columns.label, rules.separator)
-    if columns.label is not None and columns.task is not Task.REGRESSION:
-        merge = merge_variants if rules.merge_variants else strip_labels
-        sources = merge(sources, columns.label, notes, label_names or ())
     column = columns.label
-    if column is None:
-        raise DataError("there is no label column", fix="Set --label_column_name.")
+    if columns.task is Task.MULTILABEL:
+        sources = unfold_labels(sources, column, rules.separator)
+    if columns.task is not Task.REGRESSION:
+        sources = respell_labels(sources, column, notes, rules)
     if not any(source.has_label(column) for source in sources.values()):
         raise next(iter(sources.values())).no_column(column, "--label_column_name")
     if ENCODED in columns.text:
         raise DataError(f"a text column is named {ENCODED!r}, as the labels are inside", fix="Rename it in the data.")
     if columns.task is Task.REGRESSION:
         scores = {split: read_scores(s, column, is_test=split.startswith("test")) for split, s in sources.items()}
-        if "train" in scores and not rules.allow_single:
-            _refuse_constant(sources["train"], column, scores["train"])
+        train_scores = scores.get("train", [])
+        if len(train_scores) > 1 and len(train_scores.unique()) == 1 and not rules.allow_single:
+            raise _nothing_to_learn(sources["train"], column, f"label {train_scores[0].as_py():g}")
         return LabelMap((column,), Task.REGRESSION), _with_labels(sources, scores)
     labelled = {split: source for split, source in sources.items() if column in source.column_names}
     if columns.task is not Task.MULTILABEL and next(iter(sources.values())).label_parts(column):
@@ -335,8 +328,8 @@ def encode_labels(
         _refuse_indicators(train, column, surveys[first])
     naming = _choose_names(train, columns, surveys[first], rules)
     if not multilabel:
-        own = naming.names != columns.default_names and match_names(head_names, naming.names) is None
-        free = own and label_names is None and class_names(train, column) is None
+        own = naming.names != columns.default_names and match_names(rules.head_names, naming.names) is None
+        free = own and rules.names is None and class_names(train, column) is None
         naming = _put_positive_last(naming, surveys[first].counts, rules.positive, free=free)
     for split, source in labelled.items():
         unlabelled = split.startswith("test") and not multilabel
@@ -344,8 +337,9 @@ def encode_labels(
     if multilabel:
         lists = {split: encode_lists(source, column, naming.values) for split, source in sources.items()}
         return LabelMap(naming.names, Task.MULTILABEL), _with_labels(sources, lists)
-    if not rules.allow_single:
-        _refuse_single_label(train, column, surveys[first], naming)
+    present = surveys[first].counts.keys() & set(naming.values)
+    if len(present) == 1 and not rules.allow_single:
+        raise _nothing_to_learn(train, column, f"one label {min(present)!r}")
     ids = {split: _ids(source, column, naming) for split, source in sources.items()}
     return LabelMap.for_classes(naming.names), _with_labels(sources, ids)
 
@@ -358,12 +352,9 @@ def _refuse_indicators(train: Source, column: str, survey: Survey) -> None:
         raise DataError("lists of numbers, expected lists of labels", where=train.where(0, column), fix=fix)
 
 
-def _refuse_single_label(train: Source, column: str, survey: Survey, naming: Naming) -> None:
-    present = survey.counts.keys() & set(naming.values)
-    if len(present) == 1:
-        problem = f"all {survey.rows:,} rows have the one label {min(present)!r}: there is nothing to learn"
-        fix = "Add rows with another label."
-        raise DataError(problem, where=train.where(0, column), fix=fix)
+def _nothing_to_learn(train: Source, column: str, label: str) -> DataError:
+    problem = f"all {train.dataset.num_rows:,} rows have the {label}: there is nothing to learn"
+    return DataError(problem, where=train.where(0, column), fix="Add rows with another label.")
 
 
 def _ids(source: Source, column: str, naming: Naming) -> Any:
@@ -495,13 +486,11 @@ def _choose_names(train: Source, columns: Columns, survey: Survey, rules: LabelR
 
     If neither names nor a ClassLabel are set and the names are those of the model's head, its order is used.
     """
-    assert columns.label is not None
     column, default_names = columns.label, columns.default_names
-    label_names, head_names = rules.names, rules.head_names
-    found = [name for name in survey.counts if name != _UNLABELLED_NAME or name in (label_names or ())]
+    found = [name for name in survey.counts if name != _UNLABELLED_NAME or name in (rules.names or ())]
     features = class_names(train, column)
-    if label_names is not None:
-        return _given_names(tuple(label_names), features or found, train, column)
+    if rules.names is not None:
+        return _given_names(rules.names, features or found, train, column)
     if features is not None:
         values = names = tuple(features)
     elif found and all(is_whole(name) for name in found):
@@ -514,7 +503,7 @@ def _choose_names(train: Source, columns: Columns, survey: Survey, rules: LabelR
         _refuse_typos(train, column, survey)
         _refuse_header_or_total(train, columns, survey)
         values = names = tuple(sorted(found))
-    order = (match_names(head_names, names) if head_names else None) or names
+    order = match_names(rules.head_names, names) or names
     value_of = dict(zip(names, values, strict=True))
     return Naming(order, tuple(value_of[name] for name in order))
 
@@ -553,7 +542,8 @@ def _put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | N
             raise ConfigError(problem, fix="Leave it out.")
         return naming
     positive = asked
-    if positive is None and free and {name.lower() for name in naming.names} not in _SWITCHES:
+    switches = ({"0", "1"}, {"0.0", "1.0"}, {"false", "true"})
+    if positive is None and free and {name.lower() for name in naming.names} not in switches:
         first, second = (counts.get(value, 0) for value in naming.values)
         positive = naming.names[0] if first < second else None
     if positive is None or positive == naming.names[1]:
@@ -623,16 +613,12 @@ def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
                 raise DataError(problem, where=train.where(survey.first_row[name], column), fix=fix)
 
 
-_NOT_LABELS = frozenset(["total", "sum", "label", "answer", "response"])
-
-
 def _refuse_header_or_total(train: Source, columns: Columns, survey: Survey) -> None:
     """Refuse a first or last row that repeats a column name or says total, if no other row has its label: a second header
     line (survey tools) or a total.
     """
-    assert columns.label is not None
     names = [columns.label, *columns.text]
-    words = _NOT_LABELS | {fold_label(name) for name in names}
+    words = {"total", "sum", "label", "answer", "response", *map(fold_label, names)}
     for row in (0, 1, survey.rows - 1):
         label = next((name for name, first in survey.first_row.items() if first == row), None)
         if not train.lines or label is None or survey.counts[label] > 1 or survey.rows < 3:
@@ -671,14 +657,6 @@ def read_scores(source: Source, column: str, *, is_test: bool) -> Any:
     return pa.array(rounded)
 
 
-def _refuse_constant(train: Source, column: str, scores: Any) -> None:
-    import pyarrow.compute as pc
-
-    if len(scores) > 1 and pc.count_distinct(scores).as_py() == 1:
-        problem = f"all {len(scores):,} rows have the label {scores[0].as_py():g}: there is nothing to learn"
-        raise DataError(problem, where=train.where(0, column), fix="Add rows with other labels.")
-
-
 def _numbers(cells: Any, source: Source, column: str, start: int) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -709,11 +687,12 @@ def _numbers(cells: Any, source: Source, column: str, start: int) -> Any:
 def unwrap_single_labels(sources: Mapping[str, Source], columns: Columns) -> dict[str, Source]:
     """Replace lists of one label by that label, for tasks with one label per row."""
     label = columns.label
-    if label is None or columns.task is Task.MULTILABEL:
-        return dict(sources)
     return {
         split: _unwrap(source, label)
-        if label in source.column_names and is_list_type(source.type_of(label)) and not class_names(source, label)
+        if columns.task is not Task.MULTILABEL
+        and label in source.column_names
+        and is_list_type(source.type_of(label))
+        and not class_names(source, label)
         else source
         for split, source in sources.items()
     }
@@ -808,35 +787,28 @@ def _as_arrow(rows: np.ndarray[Any, Any]) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.asarray(rows.reshape(-1), dtype=np.float32)))
 
 
-def strip_labels(
-    sources: Mapping[str, Source], label: str, notes: list[str], names: Sequence[str] = ()
-) -> dict[str, Source]:
-    """Return the sources without the spaces around labels, if every label has some, as in files with a space after each comma."""
-    labelled = {split: source for split, source in sources.items() if label in source.column_names}
-    found = [name for source in labelled.values() for name in survey_labels(source, label).counts]
-    if not found or any(name == name.strip() or name in names for name in found):
-        return dict(sources)
-    notes.append("All labels have spaces around them, which are removed.")
-    changed = {name: name.strip() for name in found}
-    return {**sources, **{split: _respell(source, label, changed) for split, source in labelled.items()}}
+def respell_labels(sources: Mapping[str, Source], label: str, notes: list[str], rules: LabelRules) -> dict[str, Source]:
+    """Return the sources without spaces around labels, if every label has some (files with a space after each comma).
 
-
-def merge_variants(
-    sources: Mapping[str, Source], label: str, notes: list[str], names: Sequence[str] = ()
-) -> dict[str, Source]:
-    """Return the sources with one spelling of each label: that of `names`, else the most frequent one in train."""
+    With `merge_variants`, each label gets one spelling: that of the listed names, else the most frequent one in train.
+    """
     labelled = {split: source for split, source in sources.items() if label in source.column_names}
     counts = {split: survey_labels(source, label).counts for split, source in labelled.items()}
     every = {name: 0 for found in counts.values() for name in found} | counts.get("train", {})
-    most = 1 + max(every.values(), default=0)
-    every |= dict.fromkeys(names, most)
-    best: dict[str, str] = {}
-    for name in sorted(every, key=lambda n: -every[n]):
-        best.setdefault(normalize_label(name), name.strip() or name)
-    changed = {name: best[normalize_label(name)] for name in every if best[normalize_label(name)] != name}
-    if changed:
-        shown = first_few([f"{old!r} as {new!r}" for old, new in changed.items()], SHOWN)
-        notes.append(f"Labels that differ only in case, spaces or form are one, as requested: {shown}.")
+    names = rules.names or ()
+    changed: dict[str, str] = {}
+    if rules.merge_variants:
+        every |= dict.fromkeys(names, 1 + max(every.values(), default=0))
+        best: dict[str, str] = {}
+        for name in sorted(every, key=lambda n: -every[n]):
+            best.setdefault(normalize_label(name), name.strip() or name)
+        changed = {name: best[normalize_label(name)] for name in every if best[normalize_label(name)] != name}
+        if changed:
+            shown = first_few([f"{old!r} as {new!r}" for old, new in changed.items()], SHOWN)
+            notes.append(f"Labels that differ only in case, spaces or form are one, as requested: {shown}.")
+    elif every and not any(name == name.strip() or name in names for name in every):
+        notes.append("All labels have spaces around them, which are removed.")
+        changed = {name: name.strip() for name in every}
     return {**sources, **{split: _respell(source, label, changed) for split, source in labelled.items()}}
 
 

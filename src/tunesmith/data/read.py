@@ -626,7 +626,7 @@ def remove_bad_rows(
             )
         elif skip:
             found |= {row: [*found.get(row, []), *reasons] for row, reasons in placeholders.items()}
-        if columns.label is not None and source.has_label(columns.label):
+        if source.has_label(columns.label):
             _add_label_reasons(found, source, columns.label, columns.task, named)
         kept[split] = source
         if BAD_COLUMN in source.dataset.column_names:

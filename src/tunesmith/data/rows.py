@@ -126,7 +126,7 @@ class Columns:
     """
 
     text: tuple[str, ...]
-    label: str | None
+    label: str
     task: Task
     why: tuple[str, ...] = ()
     default_names: tuple[str, ...] = ()

@@ -277,7 +277,12 @@ class PythonEncoder:
         self._tokenizer = tokenizer
         self._max_length = max_length
         vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), default=str)
-        options = {k: v for k, v in tokenizer.init_kwargs.items() if not _names_a_file(k, v)}
+        # paths of files differ between machines
+        options = {
+            name: value
+            for name, value in tokenizer.init_kwargs.items()
+            if name != "name_or_path" and not name.endswith("_file") and not isinstance(value, os.PathLike)
+        }
         settings = json.dumps(options, sort_keys=True, default=str)
         files, side = _hash_files(tokenizer), tokenizer.truncation_side
         self.fingerprint = _hash(type(tokenizer).__name__, vocabulary, settings, files, max_length, side)
@@ -324,10 +329,6 @@ def _parts(texts: Sequence[list[str]]) -> Iterator[list[list[str]]]:
             start, chars = i, 0
         chars += size
     yield [column[start:] for column in texts]
-
-
-def _names_a_file(name: str, value: object) -> bool:
-    return name in ("name_or_path", "tokenizer_file") or name.endswith("_file") or isinstance(value, os.PathLike)
 
 
 def _hash_files(tokenizer: Any) -> str:
@@ -399,15 +400,13 @@ def cut_row(whole: Any, max_length: int, side: str) -> EncodedRow:
     return EncodedRow(ids, types, sum(sizes) - sum(kept))
 
 
-def share_longest_first(sizes: tuple[int, int], room: int) -> tuple[int, int]:
-    """Return the number of tokens to keep of each text: truncate the longer one first, then both equally."""
-    short, long = sorted(sizes)
-    if short + long > room:
-        long = max(short, room - short)
-    if short + long > room:
-        short = room // 2
-        long = room - short
-    return (short, long) if sizes[0] <= sizes[1] else (long, short)
+def share_longest_first(sizes: Sequence[int], room: int) -> list[int]:
+    """Return the number of tokens to keep of each text: truncate the longest one first, then all long ones equally."""
+    kept = list(sizes)
+    for done, at in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+        kept[at] = min(sizes[at], room // (len(sizes) - done))
+        room -= kept[at]
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,13 +449,8 @@ def encode_texts(
 ) -> tuple[TokenRows, npt.NDArray[np.int32]]:
     """Return the rows of one or two columns of texts, in order, and the number of tokens dropped from each."""
     encoded = encoder.encode(texts)
-    cut = np.array([row.cut for row in encoded], dtype=np.int32)
-    return make_token_rows(encoded, has_types=has_types), cut
-
-
-def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
-    """Return the rows as arrays."""
     columns = {"input_ids": Ragged.from_lists([row.ids for row in encoded])}
     if has_types:
         columns["token_type_ids"] = Ragged.from_lists([row.types for row in encoded], np.int8)
-    return TokenRows(columns, columns["input_ids"].lengths(), None)
+    cut = np.array([row.cut for row in encoded], dtype=np.int32)
+    return TokenRows(columns, columns["input_ids"].lengths(), None), cut

@@ -22,7 +22,7 @@ from tunesmith.data.rows import Ints, Part
 from tunesmith.events import Finding, Severity
 from tunesmith.files import write_new
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.calibration import LabelNoise, estimate_label_noise
+from tunesmith.metrics.calibration import estimate_label_noise
 from tunesmith.models.files import position_limit, read_config_file
 from tunesmith.pipeline.inputs import RunData, audit_texts, load_run_tokenizer, read_run_data
 from tunesmith.pipeline.train import RunObserver
@@ -33,7 +33,6 @@ MOST_JUDGED = {"words": 20_000, "probe": 10_000}
 FEWEST_JUDGED = 50
 MOST_TOKENS, BATCH_ROWS = 128, 32
 """Maximum length of a text for the frozen encoder, and its batch size."""
-METHODS = {"words": "TF-IDF", "probe": "frozen features and TF-IDF"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,9 @@ def _judge(
     features = word_space([" ".join(row) for row in texts])
     if method == "probe":
         frozen = embed_rows(data.folder, tokenizer, bundle.labels, texts, observer)
-        features = join_features(frozen, features)
+        # TF-IDF has half the weight.
+        sides = (frozen / max(float(frozen.std()), 1e-12), 0.5 * features / max(float(features.std()), 1e-12))
+        features = np.concatenate(sides, axis=1)
     judged = judge_labels(features, ids, bundle.labels)
     noise = None
     if bundle.labels.task is not Task.REGRESSION:
@@ -90,25 +91,20 @@ def _judge(
         write_new(
             Path(where), format_review(suspects, part.source.line_numbers(numbers), texts, ids, bundle.labels, names)
         )
-    method_name = METHODS[method]
-    found = describe_suspects(suspects, part, numbers, ids, bundle.labels, method=method_name, review=where)
-    return [_with_noise(one, noise) for one in found], where
-
-
-def _with_noise(finding: Finding, noise: LabelNoise | None) -> Finding:
-    """Add the estimated share of wrong labels, if it is precise."""
+    how = "TF-IDF" if method == "words" else "frozen features and TF-IDF"
+    found = describe_suspects(suspects, part, numbers, ids, bundle.labels, method=how, review=where)
     if noise is None or not noise.is_precise:
-        return finding
-    evidence = f"{finding.evidence} About {noise.text()} are wrong."
-    severity: Severity = "warning" if noise.is_noisy else finding.severity
-    numbers = {**finding.numbers, "label_noise": noise.to_json()}
-    return replace(finding, evidence=evidence, severity=severity, numbers=numbers)
-
-
-def join_features(frozen: Ints, words: Ints) -> Ints:
-    """Return both kinds of features side by side; TF-IDF has half the weight."""
-    sides = (frozen / max(float(frozen.std()), 1e-12), 0.5 * words / max(float(words.std()), 1e-12))
-    return np.concatenate(sides, axis=1)
+        return found, where
+    more = {"label_noise": noise.to_json()}
+    return [
+        replace(
+            one,
+            evidence=f"{one.evidence} About {noise.text()} are wrong.",
+            severity="warning" if noise.is_noisy else one.severity,
+            numbers={**one.numbers, **more},
+        )
+        for one in found
+    ], where
 
 
 def _labelled_rows(bundle: DataBundle, most: int) -> tuple[Ints, list[Sequence[str]], Ints]:
