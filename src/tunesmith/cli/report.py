@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.events import describe_findings
     from tunesmith.files import make_folder, require_plain
     from tunesmith.report.build import build_report, write_report
-    from tunesmith.report.plots import curve_pictures, write_curves
+    from tunesmith.report.plots import write_curves
 
     folder = open_run(args.run)
     page = Path(args.output) if args.output else folder.report_file
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         findings = [finding.to_json() for finding in report.findings]
         print(json.dumps({"run": str(folder.path), "findings": findings}, allow_nan=False))
         return 0
-    write_curves(curve_pictures(report.curves), png=folder.curves_png, svg=folder.curves_svg)
+    write_curves(report.curves, png=folder.curves_png, svg=folder.curves_svg)
     write_report(report, page)
     print("\n".join(describe_findings(report.findings)))
     if (command := next_command(folder, report.findings[0])) is not None:

@@ -248,11 +248,6 @@ class Reading:
         """Whether the encoder was not trained."""
         return any(str(part) in ("encoder", "base_model") for part in self.option("freeze", ()))
 
-    def rate_is(self, kind: str) -> bool:
-        """Whether the learning rate is "low", "usual" or "high" for training the whole encoder."""
-        found = "low" if self.rate <= LOW_RATE else "high" if self.rate >= HIGH_RATE else "usual"
-        return found == kind
-
 
 def read_curves(
     curves: Curves,
@@ -452,8 +447,11 @@ def read_features(reading: Reading) -> Features:
     val, train = reading.val_loss / reading.chance_loss, reading.train_loss / reading.chance_loss
     if rows is not None:
         val = np.asarray(rows.losses / rows.constant_loss)
-        own = np.array([math.nan if part is None else loss_share(part) for part in rows.train])
-        train = np.where(np.isfinite(own), own, train) if len(own) == len(train) else own
+        pairs = [
+            (math.nan, 1.0) if r is None else (finite_mean(r.loss), finite_mean(r.constant_loss)) for r in rows.train
+        ]
+        own = np.array([loss / max(1e-9, constant) for loss, constant in pairs])
+        train = np.where(np.isfinite(own), own, train)
     first = int(np.argmin(np.abs(reading.epoch - 1.0)))
     fall, late_z, late_size = _late_fall(reading, val)
     fresh, fresh_error = _fresh_loss(reading)
@@ -553,11 +551,6 @@ def _floor_z(reading: Reading) -> list[float]:
         return []
     value, error = reading.chance_score
     return [(floor - value) / max(error, 1e-9) for _, floor in reading.floors]
-
-
-def loss_share(rows: RowEvidence) -> float:
-    """Return the mean loss as a share of that of the constant baseline."""
-    return finite_mean(rows.loss) / max(1e-9, finite_mean(rows.constant_loss))
 
 
 def _prediction_spread(rows: RowEvidence) -> float:

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from tunesmith.diagnosis.reading import (
+    HIGH_RATE,
     LEAST_CHANGE,
+    LOW_RATE,
     USUAL_BATCH,
     USUAL_RATE,
     Features,
@@ -33,7 +35,6 @@ from tunesmith.diagnosis.reading import (
 from tunesmith.events import Finding, Severity
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import LabelNoise
-from tunesmith.metrics.evidence import RowEvidence
 from tunesmith.runs.event_log import Curves, Floats
 
 USUAL_HEAD_RATE = 1e-3
@@ -105,6 +106,9 @@ def usual_flags(reading: Reading, rate: float) -> str:
     return " ".join(flags + [epochs_flag(reading, times * planned_epochs(reading))] * (times > 1))
 
 
+INSPECT = "read some examples of the training data with their labels; check --text_column_names and --label_column_name"
+
+
 def _file(reading: Reading, name: str) -> str | None:
     value = reading.option(name, None)
     return shlex.quote(value) if isinstance(value, str) else None
@@ -113,17 +117,8 @@ def _file(reading: Reading, name: str) -> str | None:
 def audit_command(reading: Reading) -> str:
     """Return the command that audits the files of this run."""
     train, other = _file(reading, "train_file"), _file(reading, "validation_file")
-    if train is None:
-        return "tunesmith audit FILE: lists suspected label errors and differences between the splits"
-    files = train if other is None else f"{train} {other}"
-    return f"tunesmith audit {files} --review_file review.csv: lists suspected label errors and differences between the splits"
-
-
-def inspect_command(reading: Reading) -> str:
-    """Return advice to look at some examples."""
-    file = _file(reading, "train_file")
-    rows = "the training data" if file is None else file
-    return f"read some examples of {rows} with their labels; check --text_column_names and --label_column_name"
+    files = "FILE" if train is None else f"{' '.join(filter(None, (train, other)))} --review_file review.csv"
+    return f"tunesmith audit {files}: lists suspected label errors and differences between the splits"
 
 
 def own_split_flags(reading: Reading) -> str:
@@ -200,7 +195,7 @@ def _diverged(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 def diverged_advice(reading: Reading) -> list[str]:
     """Return a much lower learning rate, then options that stabilize the first steps."""
-    lower = min(reading.rate / 10, USUAL_RATE) if reading.rate_is("high") else reading.rate / 5
+    lower = min(reading.rate / 10, USUAL_RATE) if reading.rate >= HIGH_RATE else reading.rate / 5
     advice = [usual_flags(reading, lower) if len(reading) else rate_flag(lower)]
     if reading.option("fp16", False):
         advice.append("--bf16 true --fp16 false")
@@ -223,7 +218,7 @@ def _erratic(reading: Reading, f: Features) -> tuple[str, list[str]]:
         f"{reading.rate:g}); "
         f"{against_constant(reading)}"
     )
-    lower = min(reading.rate / 3, USUAL_RATE if reading.rate_is("high") else math.inf)
+    lower = min(reading.rate / 3, USUAL_RATE if reading.rate >= HIGH_RATE else math.inf)
     advice = [usual_flags(reading, min(reading.rate, USUAL_RATE) if batch < USUAL_BATCH / 2 else lower)]
     if batch < USUAL_BATCH:
         steps = int(reading.option("gradient_accumulation_steps", 1)) * math.ceil(USUAL_BATCH / batch)
@@ -264,14 +259,11 @@ def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
     at, loss = reading.best, reading.val_loss
     rose = f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]}"
     evidence = f"{rose} while the score stayed the same"
-    if reading.rows is not None and math.isfinite(over := _overconfidence(reading.rows.validation[-1])):
+    if reading.rows is not None and reading.rows.task is not Task.REGRESSION:
+        last = reading.rows.validation[-1]
+        over = np.abs(last.confidence).mean() - last.hits.mean()
         evidence += f"; its mean confidence exceeds its accuracy by {over:.3f}"
     return evidence, [*_lowest_loss(reading), "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)[:1]]
-
-
-def _overconfidence(rows: RowEvidence) -> float:
-    """Return the mean confidence minus the accuracy; NaN without confidences."""
-    return float(np.abs(rows.confidence).mean() - rows.hits.mean())
 
 
 def _lowest_loss(reading: Reading) -> list[str]:
@@ -301,7 +293,7 @@ def underfitting_cause(reading: Reading, f: Features) -> str:
     """Return the setting that explains it."""
     if reading.frozen:
         return "the encoder is frozen"
-    if reading.rate_is("low"):
+    if reading.rate <= LOW_RATE:
         return f"a learning rate of {reading.rate:g} hardly changes the weights"
     if float(reading.option("weight_decay", 0.0)) >= 1.0:
         return f"weight_decay {reading.config['weight_decay']:g} pulls the weights back"
@@ -337,7 +329,7 @@ def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
         f"and train loss is {reading.train_loss[-1]:.2f}; "
         f"{against_constant(reading)}: the texts do not predict the labels"
     )
-    return evidence, [audit_command(reading), inspect_command(reading), own_split_flags(reading)]
+    return evidence, [audit_command(reading), INSPECT, own_split_flags(reading)]
 
 
 def _label_noise(reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -354,26 +346,24 @@ def _label_noise(reading: Reading, f: Features) -> tuple[str, list[str]]:
     evidence = "; ".join([*signs[:1], _losses(reading), against_constant(reading), *signs[1:]])
     return f"{evidence}: many labels look wrong", [
         audit_command(reading),
-        inspect_command(reading),
+        INSPECT,
         "--label_smoothing_factor 0.1",
     ]
 
 
 def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
-    fresh = (
-        ""
-        if math.isnan(f.fresh)
-        else (
+    fresh = ""
+    if not math.isnan(f.fresh):
+        fresh = (
             f"; in the first epoch the loss was {f.fresh * reading.chance_loss:.2f} on training examples not seen before, "
             f"and {f.first * reading.chance_loss:.2f} on validation examples"
         )
-    )
     if f.turned > 1:
         fresh += "; examples of one label are predicted as another label more often than the examples of that label"
     evidence = (
         f"{_losses(reading)}; {against_constant(reading)}{fresh}: labels have different meanings in the two splits"
     )
-    return evidence, [audit_command(reading), own_split_flags(reading), inspect_command(reading)]
+    return evidence, [audit_command(reading), own_split_flags(reading), INSPECT]
 
 
 def one_class_advice(reading: Reading, code: str, advice: list[str]) -> list[str]:
@@ -536,21 +526,7 @@ def _rises(f: Features) -> bool:
     return rises and f.train < SOLVED
 
 
-CODES = (
-    "healthy",
-    "overfitting",
-    "calibration_drift",
-    "underfitting",
-    "erratic",
-    "diverged",
-    "stopped_too_early",
-    "still_learning",
-    "no_signal",
-    "label_noise",
-    "split_mismatch",
-    "class_ignored",
-    "not_enough_evidence",
-)
+CODES = (*EXPLAIN, "still_learning", "not_enough_evidence")
 SEVERITY: dict[str, Severity] = {
     "healthy": "info",
     "not_enough_evidence": "info",

@@ -82,17 +82,14 @@ def describe_constant(constant: BestConstant, labels: Any, suite: Suite) -> dict
     answers = np.tile(20.0 * constant.decision() - 10, (len(labels), 1)) if constant.task is Task.MULTILABEL else logits
     for name, score in suite.compute_with_intervals(answers, labels).items():
         found["metrics"][name] = score.value
-        found["errors"][name] = _error(score.low, score.high)
+        known = score.low is not None and score.high is not None
+        found["errors"][name] = (score.high - score.low) / 3.92 if known else None  # type: ignore[operator]
     losses = row_losses(constant.task, logits, labels)
     losses = losses[np.isfinite(losses)]
     if len(losses) > 1:
         found["metrics"]["loss"] = float(losses.mean())
         found["errors"]["loss"] = float(losses.std(ddof=1) / math.sqrt(len(losses)))
     return found
-
-
-def _error(low: float | None, high: float | None) -> float | None:
-    return None if low is None or high is None else (high - low) / 3.92
 
 
 def row_losses(task: Task, logits: Any, labels: Any) -> Array:

@@ -849,21 +849,12 @@ DEFAULTS: dict[Task, tuple[str, ...]] = {
     Task.REGRESSION: ("pearson", "spearmanr", "mse", "mae", "r2"),
 }
 
-_ACCURACY = ("accuracy",)
 GLUE: dict[str, tuple[Task, tuple[str, ...]]] = {
+    **dict.fromkeys(("sst2", "qnli", "rte", "wnli", "hans"), (Task.BINARY, ("accuracy",))),
+    **dict.fromkeys(("mnli", "mnli_matched", "mnli_mismatched", "ax"), (Task.MULTICLASS, ("accuracy",))),
+    **dict.fromkeys(("mrpc", "qqp"), (Task.BINARY, ("accuracy", "f1"))),
     "cola": (Task.BINARY, ("matthews_correlation",)),
-    "sst2": (Task.BINARY, _ACCURACY),
-    "mrpc": (Task.BINARY, ("accuracy", "f1")),
-    "qqp": (Task.BINARY, ("accuracy", "f1")),
     "stsb": (Task.REGRESSION, ("pearson", "spearmanr")),
-    "mnli": (Task.MULTICLASS, _ACCURACY),
-    "mnli_matched": (Task.MULTICLASS, _ACCURACY),
-    "mnli_mismatched": (Task.MULTICLASS, _ACCURACY),
-    "ax": (Task.MULTICLASS, _ACCURACY),
-    "qnli": (Task.BINARY, _ACCURACY),
-    "rte": (Task.BINARY, _ACCURACY),
-    "wnli": (Task.BINARY, _ACCURACY),
-    "hans": (Task.BINARY, _ACCURACY),
 }
 """GLUE task -> its label kind and the keys `evaluate`'s glue metric reports."""
 

@@ -32,7 +32,7 @@ from tunesmith.metrics.table import Score
 from tunesmith.pipeline.prepare import Prepared
 from tunesmith.pipeline.train import Log, RunEnding, RunObserver, ShowProgress
 from tunesmith.report.build import build_report, write_report
-from tunesmith.report.plots import curve_pictures, write_curves
+from tunesmith.report.plots import write_curves
 from tunesmith.runs.folder import RESULTS, RunDir, retire
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
@@ -347,7 +347,7 @@ def write_model(
 def draw_and_explain(run: RunDir, before_report: Callable[[], None]) -> list[str]:
     """Write the curves and the report, which makes the run a finished one; return the diagnosis as lines."""
     report = build_report(run)
-    write_curves(curve_pictures(report.curves), png=run.curves_png, svg=run.curves_svg)
+    write_curves(report.curves, png=run.curves_png, svg=run.curves_svg)
     before_report()
     write_report(report, run.report_file)
     return describe_findings(report.findings)

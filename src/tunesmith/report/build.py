@@ -7,15 +7,13 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tunesmith.config.load import read_entries, resolve
 from tunesmith.config.options import list_options
@@ -74,12 +72,8 @@ def diagnose_run(run: str | Path | RunDir, curves: Curves | None = None) -> list
     folder = run if isinstance(run, RunDir) else open_run(run)
     curves = curves or load_curves(folder.path)
     config, summary = read_run_config(folder.config_file), read_summary(folder.data_summary_file)
-    return diagnose_with(curves, config, summary, running=is_in_training(folder, curves))
-
-
-def is_in_training(run: RunDir, curves: Curves) -> bool:
-    """Whether a process still trains this run: its journal has no end, and its lock is held."""
-    return curves.ended is None and read_holder(run.lock_file) is not None
+    running = curves.ended is None and read_holder(folder.lock_file) is not None
+    return diagnose_with(curves, config, summary, running=running)
 
 
 def diagnose_with(
@@ -143,7 +137,6 @@ def run_facts(
         "best step": f"{best[1]:,} ({best[0]} {best[2]:.4g})" if best else None,
         "speed": f"{sum(speed) / len(speed):,.0f} tokens per second" if len(speed) else None,
         "resumed at": ", ".join(f"step {s:,}" for s in curves.resumed_at) or None,
-        "NaN or inf": f"{len(curves.non_finite)} steps, first {curves.non_finite[0]}" if curves.non_finite else None,
         "wrong labels": f"about {noise.text()}" if noise is not None and noise.is_precise else None,
         "ended": curves.ended or "still running, or killed",
     }
@@ -230,11 +223,6 @@ def data_findings(summary: Mapping[str, Any]) -> list[Finding]:
     return sorted(made, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def option_facts(config: Mapping[str, Any]) -> TableRows:
-    """(option, value) by name."""
-    return tuple((name, say_value(value)) for name, value in sorted(config.items()))
-
-
 def say_value(value: Any) -> str:
     """Return the value of an option as text."""
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
@@ -281,8 +269,6 @@ class Report:
     """The examples of the test or validation split; None without labeled predictions."""
     changed: TableRows
     """(option, value) that differ from the defaults."""
-    options: TableRows
-    """All options."""
     environment: TableRows
     command: str
 
@@ -310,10 +296,11 @@ def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Repo
         notes=data_notes(summary),
         decisions=tuple(summary.get("recipe") or ()),
         explained=explain_rows(predictions) if predictions is not None else None,
-        changed=option_facts(
-            {k: v for k, v in config.items() if k in list_options() and v != list_options()[k].default}
+        changed=tuple(
+            (name, say_value(value))
+            for name, value in sorted(config.items())
+            if name in list_options() and value != list_options()[name].default
         ),
-        options=option_facts(config),
         environment=environment_facts(environment),
         command=command_again(environment, folder),
     )
@@ -328,51 +315,62 @@ def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Repo
 
 TEXT_LIMIT = 700
 """Characters of a mistake's text shown at once; the rest unfolds."""
-Charts = tuple[list[Chart], list[Chart]]
 
 
-def write_report(report: Report, path: Path, charts: Charts | None = None) -> Path:
+def write_report(report: Report, path: Path) -> Path:
     """Write the page atomically and return its path."""
-    write_file(path, render_report(report, charts).encode("utf-8", "backslashreplace"))
+    write_file(path, render_report(report).encode("utf-8", "backslashreplace"))
     return path
 
 
-def report_template() -> Any:
-    """The template of the page, compiled once."""
-    return page_template("page.html.j2", score=score_text, title_of=score_title)
+def write_comparison(comparison: Comparison, path: Path) -> Path:
+    """Write the page atomically and return its path."""
+    write_file(path, render_comparison(comparison).encode("utf-8", "backslashreplace"))
+    return path
 
 
-def render_report(report: Report, drawn: Charts | None = None) -> str:
-    """The page, with charts of its curves that were drawn before."""
-    charts, more = drawn or make_charts(report.curves)
-    rows = report.explained
+def render_report(report: Report) -> str:
+    """Return the page of a run."""
+    charts, more = make_charts(report.curves)
+    rows, grid = report.explained, make_grid(report.scores)
     reliability = reliability_chart(rows.bins) if rows and rows.bins else None
     coverage = coverage_chart(rows.coverage) if rows and rows.coverage else None
-    every = [*charts, *more, *(chart for chart in (reliability, coverage) if chart is not None)]
-    style, script = page_asset("page.css"), page_asset("page.js")
-    grid = make_grid(report.scores)
-    return str(
-        report_template().render(
-            r=report,
-            charts=charts,
-            more=more,
-            reliability=reliability,
-            coverage=coverage,
-            values=value_chart(*rows.values) if rows and rows.values else None,
-            halves=_halves(report),
-            tone_and_title=tone_and_title,
-            grid=grid,
-            counts={s: next((one.n for one in report.scores if one.split == s and one.n), None) for s in grid.splits},
-            floors=_floors(report, grid),
-            evaluations=_evaluations(report),
-            heat=_heat(report),
-            style=style,
-            script=script,
-            policy=content_policy(style, script),
-            data=embed_json({chart.key: chart.data for chart in every}),
-            text_limit=TEXT_LIMIT,
-        )
+    return _render(
+        "page.html.j2",
+        page_asset("page.css"),
+        [*charts, *more, *(chart for chart in (reliability, coverage) if chart is not None)],
+        r=report,
+        charts=charts,
+        more=more,
+        reliability=reliability,
+        coverage=coverage,
+        values=value_chart(*rows.values) if rows and rows.values else None,
+        grid=grid,
+        counts={s: next((one.n for one in report.scores if one.split == s and one.n), None) for s in grid.splits},
+        floors=_floors(report, grid),
+        heat=_heat(report),
+        text_limit=TEXT_LIMIT,
     )
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Return the page of several runs."""
+    charts = overlay_charts([run.curves for run in comparison.runs])
+    style = page_asset("page.css") + page_asset("compare.css")
+    return _render("compare.html.j2", style, charts, c=comparison, charts=charts)
+
+
+def _render(template: str, style: str, drawn: Sequence[Chart], **content: Any) -> str:
+    script = page_asset("page.js")
+    page = page_template(template).render(
+        tone_and_title=tone_and_title,
+        style=style,
+        script=script,
+        policy=content_policy(style, script),
+        data=embed_json({chart.key: chart.data for chart in drawn}),
+        **content,
+    )
+    return str(page)
 
 
 def content_policy(style: str, script: str) -> str:
@@ -400,8 +398,8 @@ def page_asset(name: str) -> str:
 
 
 @cache
-def page_template(name: str, **filters: Callable[[Any], str]) -> Any:
-    """A template of this room: everything is escaped, an unknown name is an error."""
+def page_template(name: str) -> Any:
+    """Return a template that escapes every value; an unknown name in it is an error."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
@@ -411,7 +409,7 @@ def page_template(name: str, **filters: Callable[[Any], str]) -> Any:
         lstrip_blocks=True,
         loader=FunctionLoader(page_asset),
     )
-    environment.filters |= filters
+    environment.filters |= {"score": score_text, "title_of": score_title}
     return environment.get_template(name)
 
 
@@ -438,26 +436,6 @@ def _floors(report: Report, grid: ScoreGrid) -> list[tuple[str, list[Headline | 
     return found
 
 
-def _halves(report: Report) -> tuple[str, ...]:
-    """The distances within which half and nine in ten of the predicted values lie."""
-    if report.explained is None or report.explained.values is None:
-        return ()
-    true, predicted = report.explained.values
-    return tuple(f"{distance:.3g}" for distance in np.quantile(abs(predicted - true), [0.5, 0.9]))
-
-
-def _evaluations(report: Report) -> dict[str, Any]:
-    """The table under the curves: one row per evaluated step, one column per split and metric."""
-    series = [(f"{split} {name}", s) for split, m in sorted(report.curves.evaluations.items()) for name, s in m.items()]
-    rows: dict[int, list[str]] = {}
-    for at, (_, one) in enumerate(series):
-        for step, value in zip(one.step.tolist(), one.value.tolist(), strict=True):
-            cell = f"{value:.4f}" if value == value else "NaN or inf"  # NaN differs from itself
-            rows.setdefault(step, ["" for _ in series])[at] = cell
-    kept = sorted(rows.items())
-    return {"columns": [name for name, _ in series], "rows": kept[-200:], "left_out": max(0, len(kept) - 200)}
-
-
 def _heat(report: Report) -> list[list[tuple[int, int, str]]]:
     """Confusion matrix cells: (rows, shade 0 to 10 by share of the true label, share in words)."""
     counts = report.explained.confusion.counts if report.explained and report.explained.confusion else ()
@@ -466,26 +444,3 @@ def _heat(report: Report) -> list[list[tuple[int, int, str]]]:
         total = sum(row) or 1
         cells.append([(n, round(10 * n / total), f"{n / total:.0%}") for n in row])
     return cells
-
-
-def write_comparison(comparison: Comparison, path: Path) -> Path:
-    """Write the page atomically and return its path."""
-    write_file(path, render_comparison(comparison).encode("utf-8", "backslashreplace"))
-    return path
-
-
-def render_comparison(comparison: Comparison) -> str:
-    """The page."""
-    charts = overlay_charts([run.curves for run in comparison.runs])
-    style, script = page_asset("page.css") + page_asset("compare.css"), page_asset("page.js")
-    return str(
-        page_template("compare.html.j2", score=score_text, title_of=score_title).render(
-            c=comparison,
-            charts=charts,
-            tone_and_title=tone_and_title,
-            style=style,
-            script=script,
-            policy=content_policy(style, script),
-            data=embed_json({chart.key: chart.data for chart in charts}),
-        )
-    )

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-ThemeName = Literal["light", "dark"]
-
-
 @dataclass(frozen=True, slots=True)
 class Theme:
     """`runs` are the line colors, in order; the first two are training and validation when one run is drawn."""
@@ -57,38 +54,30 @@ class Theme:
     runs: tuple[str, ...]
 
     def side(self, name: Literal["train", "validation"]) -> str:
-        """The color of everything measured on training rows, or on validation rows."""
+        """Return the color of values measured on training or on validation examples."""
         return self.runs[0 if name == "train" else 1]
 
-    def run(self, index: int) -> str:
-        """The color of the run at `index`; colors come again after the last."""
-        return self.runs[index % len(self.runs)]
 
-
-THEMES: dict[ThemeName, Theme] = {
-    "light": Theme(
-        background="#ffffff",
-        text="#1c2430",
-        muted="#5b6675",
-        grid="#e6e9ee",
-        runs=("#2b6cb0", "#c2410c", "#15803d", "#7e3aac", "#a16207", "#be185d", "#0f766e", "#4b5563"),
-    ),
-    "dark": Theme(
-        background="#161b22",
-        text="#e6edf3",
-        muted="#9aa7b5",
-        grid="#2a323d",
-        runs=("#6cb2f7", "#ff9d5c", "#5fd08a", "#c99bf2", "#e3c04f", "#f78fb8", "#4fd1c5", "#a8b3c0"),
-    ),
-}
+LIGHT = Theme(
+    background="#ffffff",
+    text="#1c2430",
+    muted="#5b6675",
+    grid="#e6e9ee",
+    runs=("#2b6cb0", "#c2410c", "#15803d", "#7e3aac", "#a16207", "#be185d", "#0f766e", "#4b5563"),
+)
+DARK = Theme(
+    background="#161b22",
+    text="#e6edf3",
+    muted="#9aa7b5",
+    grid="#2a323d",
+    runs=("#6cb2f7", "#ff9d5c", "#5fd08a", "#c99bf2", "#e3c04f", "#f78fb8", "#4fd1c5", "#a8b3c0"),
+)
 
 
 def darken(svg: bytes) -> bytes:
-    """A picture drawn in the light theme, in the colors of the dark one."""
-    light, dark = THEMES["light"], THEMES["dark"]
-    pairs = [(light.background, dark.background), (light.text, dark.text), (light.muted, dark.muted)]
-    pairs += [(light.grid, dark.grid), *zip(light.runs, dark.runs, strict=True)]
-    colors = {a.encode(): b.encode() for a, b in pairs}
+    """Return a picture in the dark colors; pictures are drawn in the light ones."""
+    pairs = [(getattr(LIGHT, name), getattr(DARK, name)) for name in ("background", "text", "muted", "grid")]
+    colors = {a.encode(): b.encode() for a, b in [*pairs, *zip(LIGHT.runs, DARK.runs, strict=True)]}
     return re.sub(rb"#[0-9a-f]{6}\b", lambda found: colors.get(found[0], found[0]), svg)
 
 
@@ -164,34 +153,21 @@ MIN_SPAN = 0.1
 """The least height of a panel of scores between 0 and 1."""
 
 
-def draw_curves(curves: Curves | Sequence[Curves], *, theme: ThemeName = "light") -> Figure:
-    """Loss and metric side by side. Colors are runs if there are several, else splits."""
+def draw_curves(curves: Curves | Sequence[Curves]) -> Figure:
+    """Draw loss and metric side by side. Colors are runs if there are several, else splits."""
     runs = [curves] if isinstance(curves, Curves) else list(curves)
     metric = next((m for c in runs if (m := c.main_metric())), None)
-    figure = new_figure(width=11.0 if metric else 6.4, height=4.3, theme=theme)
+    figure = new_figure(width=11.0 if metric else 6.4, height=4.3)
     axes = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
     for place, panels in zip(axes, zip(*(main_panels(run, metric) for run in runs), strict=True), strict=True):
-        draw_panel(place, runs, panels, THEMES[theme])
+        draw_panel(place, runs, panels)
         place.set_xlim(axes[0].get_xlim())  # both panels have the same x axis
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    figure.suptitle(_plain(title), color=THEMES[theme].text, fontsize=13, fontweight="bold", x=0.02, ha="left")
-    _plot_place(figure, axes)
+    figure.suptitle(_plain(title), color=LIGHT.text, fontsize=13, fontweight="bold", x=0.02, ha="left")
+    # matplotlib's own layout takes as long as the drawing.
+    margin = 0.66 / figure.get_figwidth()
+    figure.subplots_adjust(left=margin, right=0.988, bottom=0.125, top=0.845, wspace=0.16)
     return figure
-
-
-def _plot_place(figure: Figure, places: Sequence[Axes]) -> None:
-    """Panels side by side, each behind the labels of its y axis: matplotlib's own layout takes as long as the drawing."""
-    canvas: Any = figure.canvas
-    slot = 1.0 / len(places)
-    for index, axes in enumerate(places):
-        left = index * slot + 0.012 + labels_width(axes, canvas.get_renderer())
-        axes.set_position((left, 0.125, (index + 1) * slot - 0.012 - left, 0.72))
-
-
-def labels_width(axes: Axes, renderer: Any) -> float:
-    """Of the y axis, as a share of the picture."""
-    labels = axes.yaxis.get_tightbbox(renderer)
-    return 0.0 if labels is None else float(labels.width / axes.figure.bbox.width)
 
 
 def _import_matplotlib() -> None:
@@ -204,13 +180,13 @@ def _import_matplotlib() -> None:
             os.environ["MPLBACKEND"] = backend
 
 
-def new_figure(*, width: float, height: float, theme: ThemeName) -> Figure:
+def new_figure(*, width: float, height: float) -> Figure:
     """Return an empty figure that pyplot doesn't know."""
     _import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), facecolor=THEMES[theme].background)
+    figure = Figure(figsize=(width, height), facecolor=LIGHT.background)
     FigureCanvasAgg(figure)
     return figure
 
@@ -228,47 +204,48 @@ def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     return out.getvalue()
 
 
-def curve_pictures(curves: Curves) -> tuple[bytes, bytes]:
-    """Loss and metric as PNG and as SVG."""
-    figure = draw_curves(curves)
-    return figure_bytes(figure, "png"), figure_bytes(figure, "svg")
-
-
-def write_curves(pictures: tuple[bytes, bytes], *, png: Path, svg: Path) -> None:
-    """Writes both pictures, or neither where one of them would replace a file of the user."""
+def write_curves(curves: Curves, *, png: Path, svg: Path) -> None:
+    """Write loss and metric as two pictures, or neither if one of them would replace a file of the user."""
     for file in (png, svg):
         require_plain(file)
-    for file, picture in zip((png, svg), pictures, strict=True):
-        write_file(file, picture)
+    figure = draw_curves(curves)
+    write_file(png, figure_bytes(figure, "png"))
+    write_file(svg, figure_bytes(figure, "svg"))
 
 
-def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:
+def style_axes(axes: Axes, *, title: str, x_label: str) -> None:
     """The look shared by every panel: no box, a quiet grid, a title on the left."""
-    axes.set_facecolor(theme.background)
-    axes.set_title(_plain(title), loc="left", color=theme.text, fontsize=11, pad=9)
-    axes.set_xlabel(x_label, color=theme.muted, fontsize=10)
-    axes.tick_params(colors=theme.muted, labelsize=9.5, length=0)
-    axes.grid(True, color=theme.grid, linewidth=0.9)
+    axes.set_facecolor(LIGHT.background)
+    axes.set_title(_plain(title), loc="left", color=LIGHT.text, fontsize=11, pad=9)
+    axes.set_xlabel(x_label, color=LIGHT.muted, fontsize=10)
+    axes.tick_params(colors=LIGHT.muted, labelsize=9.5, length=0, pad=6)
+    axes.grid(True, color=LIGHT.grid, linewidth=0.9)
     axes.set_axisbelow(True)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
+    axes.yaxis.get_offset_text().set(color=LIGHT.muted, fontsize=9)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
-        spine.set_color(theme.grid)
+        spine.set_color(LIGHT.grid)
 
 
-def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel], theme: Theme) -> None:
+def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel]) -> None:
     """One panel of each run. Colors are runs if there are several, else splits."""
     alone, (key, title, metric) = len(runs) == 1, (panels[0].key, panels[0].title, panels[0].metric)
-    style_axes(axes, theme, title=title, x_label="step" if alone or key not in OVERLAID else f"step ({OVERLAID[key]})")
+    style_axes(axes, title=title, x_label="step" if alone or key not in OVERLAID else f"step ({OVERLAID[key]})")
     for index, (run, panel) in enumerate(zip(runs, panels, strict=True)):
         for line in panel.lines:
-            color = theme.side(line.side) if alone else theme.run(index)
-            label = run.name if line.kind == "points" and not alone else _label(panel, line) if alone else None
+            color = LIGHT.side(line.side) if alone else LIGHT.runs[index % len(LIGHT.runs)]
+            label = None
+            if not alone:
+                label = run.name if line.kind == "points" else None
+            elif panel.metric and line.kind != "raw":  # a panel with several lines to tell apart
+                label = f"{panel.lines[0].name}, {line.name}" if line.kind == "smooth" else line.name
             if line.kind != "raw" or len(runs) <= 3:
                 _draw_line(axes, line, color, label, crowded=not alone)
         if key == "loss":
-            _mark_gaps(axes, run, theme)
+            _mark_gaps(axes, run)
         if alone and metric:
-            _mark_best(axes, run, metric, theme)
+            _mark_best(axes, run, metric)
     if key == "loss":
         _limit_loss(axes, runs)
     elif key == "metric":
@@ -278,16 +255,7 @@ def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel], them
             axes.set_ylim((low + high - MIN_SPAN) / 2, (low + high + MIN_SPAN) / 2)
     else:
         axes.set_ylim(bottom=0)
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
-        axes.yaxis.get_offset_text().set(color=theme.muted, fontsize=9)
-    draw_legend(axes, theme)
-
-
-def _label(panel: Panel, line: PanelLine) -> str | None:
-    """The name in the legend of a panel that has several lines to tell apart."""
-    if not panel.metric or line.kind == "raw":
-        return None
-    return f"{panel.lines[0].name}, {line.name}" if line.kind == "smooth" else line.name
+    draw_legend(axes)
 
 
 def _draw_line(axes: Axes, line: PanelLine, color: str, label: str | None, *, crowded: bool) -> None:
@@ -306,7 +274,7 @@ def _draw_line(axes: Axes, line: PanelLine, color: str, label: str | None, *, cr
     axes.plot(series.step, series.value, label=None if label is None else _plain(label), **look)
 
 
-def _mark_best(axes: Axes, run: Curves, metric: str, theme: Theme) -> None:
+def _mark_best(axes: Axes, run: Curves, metric: str) -> None:
     best = run.best()
     if best is None:
         return
@@ -315,8 +283,8 @@ def _mark_best(axes: Axes, run: Curves, metric: str, theme: Theme) -> None:
     if not len(at):
         return
     where, value = float(series.step[at[0]]), float(series.value[at[0]])
-    axes.axvline(where, color=theme.muted, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
-    axes.plot([where], [value], "o", ms=11, markerfacecolor="none", markeredgecolor=theme.text, markeredgewidth=1.3)
+    axes.axvline(where, color=LIGHT.muted, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+    axes.plot([where], [value], "o", ms=11, markerfacecolor="none", markeredgecolor=LIGHT.text, markeredgewidth=1.3)
     # Under the axes, at the end of the line that names them: a note inside would lie on points.
     axes.annotate(
         f"best: step {best[1]}, {value:.3f}",
@@ -327,11 +295,11 @@ def _mark_best(axes: Axes, run: Curves, metric: str, theme: Theme) -> None:
         ha="right",
         va="center",
         fontsize=9.5,
-        color=theme.text,
+        color=LIGHT.text,
     )
 
 
-def _mark_gaps(axes: Axes, run: Curves, theme: Theme) -> None:
+def _mark_gaps(axes: Axes, run: Curves) -> None:
     """A cross on the axis where the loss or the gradient was NaN or infinite."""
     bad = np.isin(run.train_loss.step, run.non_finite) | ~np.isfinite(run.train_loss.value)
     if bad.any():
@@ -341,7 +309,7 @@ def _mark_gaps(axes: Axes, run: Curves, theme: Theme) -> None:
             at,
             [0.02] * len(at),
             "x",
-            color=theme.side("validation"),
+            color=LIGHT.side("validation"),
             transform=line,
             label="NaN or infinite",
             clip_on=False,
@@ -357,7 +325,7 @@ def _limit_loss(axes: Axes, runs: Sequence[Curves]) -> None:
         axes.set_ylim(0, top * 1.12)
 
 
-def draw_legend(axes: Axes, theme: Theme) -> None:
+def draw_legend(axes: Axes) -> None:
     """Next to the title, where it hides no curve; inside the panel when there are many runs."""
     lines, names = axes.get_legend_handles_labels()
     if not lines:
@@ -368,14 +336,14 @@ def draw_legend(axes: Axes, theme: Theme) -> None:
         place = {"loc": "lower right", "bbox_to_anchor": (1.01, 0.99), "ncols": len(names)}
     legend = axes.legend(
         fontsize=9,
-        labelcolor=theme.text,
+        labelcolor=LIGHT.text,
         borderpad=0.3,
         columnspacing=1.2,
         handlelength=1.6,
         borderaxespad=0.2,
         **place,
     )
-    legend.get_frame().set(facecolor=theme.background, edgecolor="none", alpha=0.0 if outside else 0.85)
+    legend.get_frame().set(facecolor=LIGHT.background, edgecolor="none", alpha=0.0 if outside else 0.85)
 
 
 def _plain(text: str) -> str:
@@ -388,8 +356,8 @@ def _plain(text: str) -> str:
 
 WIDTH, HEIGHT = 4.9, 3.3
 """Inches. At 72 points an inch about 350 points wide: text stays readable on a phone."""
-BOTTOM, TOP = 0.15, 0.86
-"""Shares of the height between which the axes lie. Only the labels of the y axis differ in size."""
+AXES = (0.125, 0.15, 0.85, 0.71)
+"""Left, bottom, width and height of the axes, as shares of the picture."""
 MOST_DOTS = 1500
 """Rows drawn as dots: of more, a sample."""
 
@@ -413,24 +381,21 @@ class Chart:
 
 
 def _make_chart(
-    key: str, title: str, alt: str, draw: Callable[[Axes, Theme], None], lines: Lines | None = None, unit: str = "step"
+    key: str, title: str, alt: str, draw: Callable[[Axes], None], lines: Lines | None = None, unit: str = "step"
 ) -> Chart:
     """Return what `draw` draws. It is drawn once: the dark picture is the light one in other colors."""
-    figure = new_figure(width=WIDTH, height=HEIGHT, theme="light")
-    axes = figure.add_axes((0.1, BOTTOM, 0.87, TOP - BOTTOM))
-    draw(axes, THEMES["light"])
-    canvas: Any = figure.canvas
-    left = 0.025 + float(labels_width(axes, canvas.get_renderer()))
-    axes.set_position((left, BOTTOM, 0.975 - left, TOP - BOTTOM))
+    figure = new_figure(width=WIDTH, height=HEIGHT)
+    draw(figure.add_axes(AXES))
     light = figure_bytes(figure, "svg")
     data: dict[str, Any] = {}
     if lines is not None:
-        box = [round(v, 5) for v in (left, 1 - TOP, 0.975 - left, TOP - BOTTOM)]
+        left, bottom, width, height = AXES
+        box = [left, round(1 - bottom - height, 5), width, height]
         series = [
             {"name": name, "points": [[_short(a), _short(b)] for a, b in zip(x.tolist(), y.tolist(), strict=True)]}
             for name, x, y in lines
         ]
-        data = {"box": box, "x": [float(end) for end in axes.get_xlim()], "unit": unit, "series": series}
+        data = {"box": box, "x": [float(end) for end in figure.axes[0].get_xlim()], "unit": unit, "series": series}
     return Chart(key, title, alt, _uri(light), _uri(darken(light)), data)
 
 
@@ -466,8 +431,8 @@ def _panel_chart(
         lines = [(line.name, line.series) for line in panel.lines if len(line.series)]
         lines = lines[:1] if not panel.metric else lines
 
-    def draw(axes: Axes, theme: Theme) -> None:
-        draw_panel(axes, runs, panels, theme)
+    def draw(axes: Axes) -> None:
+        draw_panel(axes, runs, panels)
         if panel.key == "metric" and last:  # the same scale as the loss panel next to it
             axes.set_xlim(-0.045 * last, 1.045 * last)
 
@@ -479,9 +444,9 @@ def _panel_chart(
 def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
     """How often each bin is right: bars side by side, each with its interval."""
 
-    def draw(axes: Axes, theme: Theme) -> None:
-        style_axes(axes, theme, title="Share that is right", x_label="confidence")
-        color, middle = theme.side("validation"), [(b.low + b.high) / 2 for b in bins]
+    def draw(axes: Axes) -> None:
+        style_axes(axes, title="Share that is right", x_label="confidence")
+        color, middle = LIGHT.side("validation"), [(b.low + b.high) / 2 for b in bins]
         height, wide = [b.accuracy for b in bins], [0.84 * (b.high - b.low) for b in bins]
         axes.bar(middle, height, width=wide, color=color, alpha=0.3, linewidth=0)
         spread = [[b.accuracy - b.accuracy_low for b in bins], [b.accuracy_high - b.accuracy for b in bins]]
@@ -489,10 +454,10 @@ def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
         axes.errorbar(middle, height, yerr=spread, color=color, label="right", **look)
         ends = [(x - w / 2, x + w / 2) for x, w in zip(middle, wide, strict=True)]
         sure = [b.confidence for b in bins]
-        axes.hlines(sure, *zip(*ends, strict=True), color=theme.text, linewidth=1.8, label="confidence")
+        axes.hlines(sure, *zip(*ends, strict=True), color=LIGHT.text, linewidth=1.8, label="confidence")
         axes.set_xlim(min([0.5, *(b.low for b in bins)]) - 0.02, 1.02)
         axes.set_ylim(0, 1.04)
-        draw_legend(axes, theme)
+        draw_legend(axes)
 
     words = "; ".join(f"at {b.confidence:.2f} it is right {b.accuracy:.2f} of the time ({b.count} rows)" for b in bins)
     lines = [("right", np.array([b.confidence for b in bins]), np.array([b.accuracy for b in bins]))]
@@ -503,9 +468,9 @@ def coverage_chart(curve: Sequence[tuple[float, float]]) -> Chart:
     """Error rate of the answered examples by their share, from the most confident example to all."""
     share, error = (np.array(values) for values in zip(*curve, strict=True))
 
-    def draw(axes: Axes, theme: Theme) -> None:
-        style_axes(axes, theme, title="Error rate of answered examples", x_label="share of answered examples")
-        axes.plot(share, error, color=theme.side("validation"), linewidth=1.8)
+    def draw(axes: Axes) -> None:
+        style_axes(axes, title="Error rate of answered examples", x_label="share of answered examples")
+        axes.plot(share, error, color=LIGHT.side("validation"), linewidth=1.8)
         axes.set_xlim(0, 1.02)
         axes.set_ylim(bottom=0)
 
@@ -521,12 +486,12 @@ def value_chart(true: Floats, predicted: Floats) -> Chart:
     some = np.random.default_rng(0).permutation(len(true))[:MOST_DOTS]
     ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
 
-    def draw(axes: Axes, theme: Theme) -> None:
-        style_axes(axes, theme, title="Predicted", x_label="true value")
-        faint, color = max(0.15, min(0.7, 60 / len(some))), theme.side("validation")
+    def draw(axes: Axes) -> None:
+        style_axes(axes, title="Predicted", x_label="true value")
+        faint, color = max(0.15, min(0.7, 60 / len(some))), LIGHT.side("validation")
         axes.scatter(true[some], predicted[some], s=14, color=color, alpha=faint, linewidths=0)
-        axes.plot(ends, ends, color=theme.muted, linewidth=1.3, linestyle=(0, (4, 3)), label="equal")
-        draw_legend(axes, theme)
+        axes.plot(ends, ends, color=LIGHT.muted, linewidth=1.3, linestyle=(0, (4, 3)), label="equal")
+        draw_legend(axes)
 
     lie, are = (f"between {v.min():.3g} and {v.max():.3g}" for v in (predicted, true))
     return _make_chart("agreement", "Predicted against true", f"Predicted values are {lie}, true ones {are}.", draw)
@@ -543,30 +508,17 @@ def _uri(svg: bytes) -> str:
 
 
 def _words(curves: Curves, panel: Panel) -> str:
-    """What the panel shows, in a sentence."""
-    if panel.key == "loss":
-        return _loss_words(curves)
-    ends = [(line.name, line.series.finite().value) for line in panel.lines]
-    ends = [(name, value) for name, value in ends if len(value)]
-    if panel.metric:
-        words = "; ".join(f"{name} goes from {value[0]:.3f} to {value[-1]:.3f}" for name, value in ends)
-        return f"{panel.metric} by step: {words}."
-    good = ends[0][1]
-    return f"{panel.title} by step: between {good.min():.3g} and {good.max():.3g}, {good[-1]:.3g} at the end."
-
-
-def _loss_words(curves: Curves) -> str:
+    """Describe the panel in a sentence, for readers who don't see the picture."""
     words = []
-    smooth = curves.train_loss.finite().smoothed().value
-    if len(smooth):
-        words.append(f"training goes from {smooth[0]:.2f} to {smooth[-1]:.2f} over {curves.last_step} steps")
-    unseen = curves.metric("validation", "loss").finite()
-    low = unseen.best()
-    if low:
-        words.append(f"validation is lowest at step {low[0]} ({low[1]:.2f}) and ends at {unseen.value[-1]:.2f}")
-    if curves.non_finite:
+    for line in panel.lines:
+        series = line.series.finite()
+        if len(series) and line.kind != "raw":
+            best = series.best() if panel.key == "loss" else None
+            lowest = f", lowest at step {best[0]} ({best[1]:.3g})" if best and line.kind == "points" else ""
+            words.append(f"{line.name} goes from {series.value[0]:.3g} to {series.value[-1]:.3g}{lowest}")
+    if panel.key == "loss" and curves.non_finite:
         words.append(f"{len(curves.non_finite)} steps were NaN or infinite")
-    return f"Loss by step: {'; '.join(words)}."
+    return f"{panel.title} by step: {'; '.join(words)}."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -591,31 +543,24 @@ class Explained:
 
 
 def explain_rows(predictions: PredictedRows) -> Explained:
-    """Everything that the rows say."""
-    table, labels = _decisions(predictions)
+    """Return what the examples show."""
+    task, table, labels = predictions.task, predictions.probabilities, predictions.labels
     finite = np.isfinite(predictions.predicted)
-    values = predictions.labels[finite], predictions.predicted[finite]
-    confident = (
-        table is not None and predictions.task in (Task.BINARY, Task.MULTICLASS) and (predictions.predicted >= 0).all()
-    )
+    values = labels[finite], predictions.predicted[finite]
+    confident = table is not None and task in (Task.BINARY, Task.MULTICLASS) and (predictions.predicted >= 0).all()
+    coverage = coverage_curve(HeldOut.of(table, predictions.predicted, labels)) if confident else []  # type: ignore[arg-type]
+    if task is Task.MULTILABEL and table is not None:  # one decision per label
+        table, labels = table.ravel(), labels.ravel()
     return Explained(
         split=predictions.split,
         rows=len(predictions),
         wrong=int((~predictions.right).sum()) if predictions.names else 0,
-        several=predictions.task is Task.MULTILABEL,
+        several=task is Task.MULTILABEL,
         label_counts=count_labels(predictions),
         confusion=count_confusions(predictions),
         bins=reliability_bins(table, labels, num_bins=10) if table is not None else (),
         calibration_error=expected_calibration_error(table, labels) if table is not None else None,
-        coverage=coverage_curve(HeldOut.of(table, predictions.predicted, labels)) if confident else [],
-        values=values if predictions.task is Task.REGRESSION and len(values[0]) else None,
+        coverage=coverage,
+        values=values if task is Task.REGRESSION and len(values[0]) else None,
         mistakes=find_mistakes(predictions),
     )
-
-
-def _decisions(predictions: PredictedRows) -> tuple[Any, Any]:
-    """(probabilities, right answers) of every decision: one a row, or one for each label of a row that may have several."""
-    if predictions.probabilities is None or predictions.task is not Task.MULTILABEL:
-        return predictions.probabilities, predictions.labels
-    yes = predictions.probabilities.ravel()
-    return np.stack([1 - yes, yes], axis=1), predictions.labels.ravel()
