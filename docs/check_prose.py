@@ -20,71 +20,100 @@ ROOT = Path(__file__).resolve().parents[1]
 UNITS = "rows|examples|ms|seconds|points|steps|tokens|labels|bytes|lines"
 PATTERNS = {
     r"\bbeside\b": "compared with, in addition to",
-    r"\b(anew|afresh|for ever)\b": "again, from scratch, forever",
+    r"\b(anew|afresh|for ever|as ever)\b": "again, from scratch, forever, as usual",
+    r"\bat once\b": "immediately, together",
     rf"\b({UNITS}) an? (label|class|step|row|second|epoch|run|batch|line|token)\b": "per",
-    r"\b(is|are|was|were) (told|said)\b": "reported, logged",
+    r"\b(is|are|was|were|be|been) (told|said)\b": "reported, logged",
     r"\bof (its|their|our|your|his) own\b": "separate, or drop it",
     r"\bof (ours|the user's)\b": "our, the user's ...",
-    r"\bchose nothing\b": "held-out",
+    r"(?-i:(^|[.:;] )(What|Where|Of|Inside) )(?![^.]*\?)": "a noun or a verb first",
+    r"\b(unless|except|only|and|but|than|None|NaN|empty|;) where\b": "if, when",
+    r"\bholds\b(?! (out|the lock|a lock)\b)": "contains, uses",
+    r"\bgives\b": "returns, prints, has",
+    r"\balone\b(?! does)": "only",
+    r"\b(when|if|unless|is|are|was|were) given\b": "set, passed",
+    r"\b(stands?|lies?) (in|on|behind|there|over)\b": "is in, is stored in",
+    r"\bleft.out\b": "omitted, held-out",
+    r"\b(chose nothing|to choose on)\b": "held-out, development",
     r"\bso many\b": "this many",
-    r"\bnot finite\b": "NaN or infinite",
+    r"\bother bits\b": "not bit-identical",
+    r"\b(of|with) another (size|value|kind|type|label|version|config|name)\b": "a different",
+    r"\b(not finite|something that is not a number)\b": "NaN or infinite",
     r"\b(left open|leave open|leaves open)\b": "unset",
     r"\basked for\b": "requested, set",
     r"\bin one order\b": "deterministic",
-    r"\bthe house\b": "the codebase",
-    r"\b(labelled|normalis\w*|initialis\w*|colou?red by|colours?|behaviour|honour\w*|favour\w*|maths|neighbours?)\b": "US spelling",
+    r"\b(the|this|a|each|both|every) (house|room|doors?|keeper|bank)\b": "codebase, package, entry point, ...",
+    r"\b(best constant|captured steps?|model soup|sealed|suspects)\b": "the standard term of STYLE.md",
+    r"\b(since then|as of today)\b": "write in the present tense",
+    r"\b(labell|modell|cancell|normalis|initialis|optimis(?!tic)|tokenis|summaris|organis|recognis|quantis|serialis|minimis)\w*": "US spelling",
+    r"\b(colou?red by|colours?|behaviour|honour\w*|favour\w*|maths|neighbours?|analys(e|ed|ing)|centre\w*|grey|artefacts?)\b": "US spelling",
     r"\bfrom [\d,]+ (\w+ )?on\b": "or more",
-    r"\b(stands|stand|lies) in\b": "is in, is stored in",
     r"\bspeed-ups?\b": "speedup",
-    r"\b(learnt|mended|thereof|hitherto|gives away|give away)\b": "learned, fixed, ...",
-    r"\bas ever\b": "as usual",
+    r"\b(learnt|mended|thereof|hitherto|gives? away|whilst)\b": "learned, fixed, ...",
 }
 IN_TEXTS = {
-    r"\bholds\b": "contains, uses",
-    r"\bgives\b": "returns, prints",
-    r"\b(unless|except|only|and|but|than|,) where\b": "if, when",
+    r"(?-i:(^|[.:;,] |\b(or|and) ))give\b(?! up)": "set, pass, run",
+    r"(?-i:(^|[.:;] ))Give\b": "Set, pass, run",
     r"\b(cut short|is cut|are cut)\b": "truncated",
-    r"\b(is|are|was|were) given\b": "set, passed",
-    r"\bgive (another|the same command|one|a new)\b": "set, pass, run",
-    r"\balone\b(?! does)": "only",
     r"\ball the same\b": "anyway",
-    r"\bat once\b": "immediately, together",
-    r"\bleft out\b": "omitted, excluded",
+    r"\bdiffers? otherwise\b": "differs",
 }
 """Patterns for pages, help and messages, which users read; docstrings and comments may use these words."""
+MOST_NAME_CHARACTERS = 60
+"""Length of a test name, at most."""
 
 
 def compile_patterns(patterns: dict[str, str]) -> list[tuple[re.Pattern[str], str]]:
-    """Return compiled patterns with what to write instead."""
-    return [(re.compile(pattern, re.IGNORECASE), instead) for pattern, instead in patterns.items()]
+    """Return compiled patterns with what to write instead. A space also matches a line break."""
+    return [(re.compile(pattern.replace(" ", r"\s+"), re.I | re.M), instead) for pattern, instead in patterns.items()]
 
 
 FOUND, STRICT = compile_patterns(PATTERNS), compile_patterns(PATTERNS | IN_TEXTS)
 QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"|\]\([^)]*\)")
+MARKUP = re.compile(r"\{[{%#].*?[}%#]\}|<[^>]*>|`[^`]*`")
 
 
-def page_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the prose lines of a Markdown page."""
-    in_code = False
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.startswith(("```", "<!-- check", "-->")):
+def page_paragraphs(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the paragraphs of a Markdown page without code, with the number of their first line."""
+    in_code, start, lines = False, 0, list[str]()
+    for number, line in enumerate([*path.read_text(encoding="utf-8").splitlines(), ""], 1):
+        code = line.startswith(("```", "<!-- check", "-->"))
+        if code:
             in_code = line.startswith(("```", "<!-- check")) and not in_code
-        elif not in_code and not line.startswith(">"):
-            yield number, QUOTED.sub("", line)
+        if code or in_code or line.startswith(">") or not line.strip():
+            if lines:
+                yield start, "\n".join(lines)
+            lines = []
+            continue
+        start = start if lines else number
+        lines.append(QUOTED.sub("", line))
 
 
-def source_lines(path: Path) -> Iterator[tuple[int, str, bool]]:
+def source_texts(path: Path) -> Iterator[tuple[int, str, bool]]:
     """Yield the docstrings, messages and comments of a Python file; the last value is true for messages."""
     text = path.read_text(encoding="utf-8")
     nodes = list(ast.walk(ast.parse(text)))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            for offset, line in enumerate(node.value.splitlines()):
-                yield node.lineno + offset, re.sub(r"`[^`]*`", "", line), id(node) not in docstrings
+            yield node.lineno, re.sub(r"`[^`]*`", "``", node.value), id(node) not in docstrings
+    start, lines = 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
-            yield token.start[0], re.sub(r"`[^`]*`", "", token.string), False
+            if lines and token.start[0] != start + len(lines):
+                yield start, "\n".join(lines), False
+                lines = []
+            start = start if lines else token.start[0]
+            lines.append(re.sub(r"`[^`]*`", "``", token.string.lstrip("# ")))
+    if lines:
+        yield start, "\n".join(lines), False
+
+
+def long_test_names(path: Path) -> Iterator[str]:
+    """Yield a line for each test whose name is too long."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > MOST_NAME_CHARACTERS:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {len(node.name)} characters"
 
 
 def help_lines() -> Iterator[tuple[str, str]]:
@@ -104,22 +133,27 @@ def help_lines() -> Iterator[tuple[str, str]]:
 
 def main() -> int:
     """Print every hit with its place; return 1 if there is one."""
-    pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "src").rglob("*.md"))]
-    texts = [(f"{p.relative_to(ROOT)}:{number}", line, STRICT) for p in pages for number, line in page_lines(p)]
-    for path in sorted(path for folder in ("src", "bench", "tests") for path in (ROOT / folder).rglob("*.py")):
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")]
+    texts = [(p.relative_to(ROOT), number, text, STRICT) for p in sorted(pages) for number, text in page_paragraphs(p)]
+    for path in sorted((ROOT / "src").rglob("*.j2")):
+        lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        texts += [(path.relative_to(ROOT), number, MARKUP.sub("", line), STRICT) for number, line in lines]
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    for path in [*sorted((ROOT / "src").rglob("*.py")), *sorted((ROOT / "bench").rglob("*.py")), *tests]:
         name, folder = path.relative_to(ROOT), path.relative_to(ROOT).parts[0]
         texts += [
-            (f"{name}:{n}", line, STRICT if message and folder == "src" else FOUND)
-            for n, line, message in source_lines(path)
+            (name, number, text, STRICT if message and folder == "src" else FOUND)
+            for number, text, message in source_texts(path)
             if not message or folder != "tests"
         ]
-    texts += [(command, line, STRICT) for command, line in help_lines()]
+    texts += [(Path(command), 1, line, STRICT) for command, line in help_lines()]
     hits = [
-        f"{place}: {match[0]!r} (write: {instead})"
-        for place, line, patterns in texts
+        f"{place}:{number + text.count(chr(10), 0, match.start())}: {' '.join(match[0].split())!r} (write: {instead})"
+        for place, number, text, patterns in texts
         for pattern, instead in patterns
-        for match in pattern.finditer(line)
+        for match in pattern.finditer(text)
     ]
+    hits += [line for path in tests for line in long_test_names(path)]
     print("\n".join(hits) or "No hits.")
     return 1 if hits else 0
 

@@ -49,7 +49,7 @@ def open_plain(path: str | Path, *, follow: bool = False) -> BinaryIO:
     """Open a plain file for reading; anything else is a BadFile. With `follow`, links to plain files are accepted."""
     try:
         _require_plain(os.stat(path, follow_symlinks=follow))
-        # What was looked at may be replaced before it is opened: O_NONBLOCK lets a pipe come back at once.
+        # The path may be replaced between check and open. With O_NONBLOCK, opening a pipe returns immediately.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
         handle = os.open(path, flags)
     except FileNotFoundError:

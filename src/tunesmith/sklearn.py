@@ -351,7 +351,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         return self.predictor_.probabilities(columns[0], columns[1] if len(columns) == 2 else None)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the model and the parameters to a new sealed folder: safetensors and JSON, no pickle."""
+        """Write the model and the parameters to a new folder with a manifest: safetensors and JSON, no pickle."""
         check_is_fitted(self)
         target = Path(folder).expanduser()
         if target.exists():

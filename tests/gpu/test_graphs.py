@@ -1,4 +1,4 @@
-"""Captured steps and fused layers match the plain step in float32, are as accurate as autocast in bf16, and are reproducible."""
+"""CUDA graphs and fused layers match the plain step in float32, are as accurate as autocast in bf16, and are reproducible."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_bf16_embedding_gradients_are_as_accurate_as_autocast(rows: Any, batch: 
 
 @pytest.fixture(scope="module")
 def unbroken(rows: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Return the losses of 60 captured steps in bf16 with dropout, and the final weights."""
+    """Return the losses of 60 steps with CUDA graphs in bf16 with dropout, and the final weights."""
     state = make_state(rows, LAYERS, "bf16", 0.1)
     return train(*state[:2], 60), weights(*state[::2])
 

@@ -75,7 +75,7 @@ def test_long_rows_are_bit_identical_repeated_and_uncaptured(long_rows: TokenRow
 
 
 def test_losses_of_long_rows_equal_the_plain_step(long_rows: TokenRows) -> None:
-    """Compare packed, captured steps with plain steps in float32 without dropout."""
+    """Compare packed steps with CUDA graphs with plain steps in float32 without dropout."""
     ours = train(long_rows, "bert", "no", dropout=0.0)
     plain = train(long_rows, "bert", "no", dropout=0.0, **OFF)
     assert max(abs(a - b) for a, b in zip(ours[0], plain[0], strict=True)) < 1e-5

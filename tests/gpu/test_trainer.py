@@ -1,4 +1,4 @@
-"""The Trainer's losses match transformers: captured steps of several architectures, optimizers, and encoders without speedups."""
+"""The Trainer's losses match transformers: CUDA graphs of several architectures, optimizers, and encoders without speedups."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def check_adamw() -> None:
         for a, b in zip(one, other, strict=True):
             a.grad = torch.randn_like(a)
             b.grad = a.grad * 3
-        if step == 10:  # as in a captured step: computed on the device in float64
+        if step == 10:  # as in a CUDA graph: computed on the device in float64
             theirs.param_groups[1]["lr"] = 5e-3
             ours.param_groups[1]["lr"] = torch.tensor(5e-3, dtype=torch.float64)
         if step != 5:

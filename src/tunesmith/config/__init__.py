@@ -1,1 +1,1 @@
-"""The options of a run: one table, read from flags and files, checked with all problems reported at once."""
+"""The options of a run: one table, read from flags and files, checked with all problems reported together."""

@@ -82,7 +82,7 @@ REFUSED: dict[str, str] = {
     "weights_only": "to start from the weights of a run, set model_name_or_path to its model folder",
     "token_budget": "set per_device_train_batch_size; train_sampling_strategy group_by_length keeps padding low",
     "dataloader_drop_last": "the last batch of an epoch is always used; its loss is the mean over its examples",
-    "allow_single_label": "a model needs examples of two labels; add examples with another label",
+    "allow_single_label": "a model needs examples of two labels; add examples of a second label",
     "max_predict_samples": "use max_eval_samples, which limits the validation and the test examples",
     "eval_on_start": "use `tunesmith evaluate` to score a model before training",
 }
@@ -305,7 +305,7 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError as error:
         raise ConfigError(f"cannot read the config: {error.strerror}", where=str(path), fix="Check the path") from None
     except BadFile as error:
-        fix = "Is it a data file?" if path.is_file() else "Give a config file."
+        fix = "Is it a data file?" if path.is_file() else "Pass a config file."
         raise ConfigError(str(error), where=str(path), fix=fix) from None
     try:
         return content.decode("utf-8-sig")

@@ -111,7 +111,7 @@ def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
 
 def _check_folds(config: RunConfig) -> Iterator[Problem]:
     if config.fold is not None and (config.folds is None or config.fold > config.folds):
-        yield "fold", f"there is no fold {config.fold} of {config.folds or 0}", "Give --folds, and a fold up to it"
+        yield "fold", f"there is no fold {config.fold} of {config.folds or 0}", "Set --folds, and a fold up to it"
     if config.folds is not None and config.validation_file is not None:
         yield "folds", "makes its own validation splits, but validation_file is set", "Set one of them"
 
@@ -168,7 +168,7 @@ def _check_class_weights(config: RunConfig) -> Iterator[Problem]:
     if weights == "balanced":
         return
     if any(weight <= 0 for weight in weights):
-        yield "class_weights", f"{min(weights)} is not above 0", "Give each label a positive weight"
+        yield "class_weights", f"{min(weights)} is not above 0", "Set a positive weight for each label"
     if config.label_names is not None and len(weights) != len(config.label_names):
         yield "class_weights", f"{len(weights)} weights for {len(config.label_names)} labels", "Set one per label"
 
@@ -205,8 +205,8 @@ def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
     if why is None:
         return
     if config.eval_strategy not in (None, "no"):
-        yield "eval_strategy", f"is {config.eval_strategy}, but {why}", "Give validation_file"
-    fix = "Set eval_strategy to epoch or steps" if config.eval_strategy == "no" else "Give validation_file"
+        yield "eval_strategy", f"is {config.eval_strategy}, but {why}", "Set validation_file"
+    fix = "Set eval_strategy to epoch or steps" if config.eval_strategy == "no" else "Set validation_file"
     if config.load_best_model_at_end:
         yield "load_best_model_at_end", f"needs evaluations, but {why}", fix
     if config.early_stopping_patience is not None:

@@ -46,7 +46,7 @@ WEAK_LABELS = (
     *("sentiment", "score", "stars", "rating", "similarity", "is_duplicate", "coarse_label", "intent", "emotion"),
     *("polarity", "topic"),
 )
-"""Names of label columns that may come with another label column."""
+"""Names of label columns that may occur in addition to the label column."""
 ASIDE = (
     *("lang", "language", "locale", "source", "split", "set", "subset", "partition", "fold", "date", "author"),
     *("user", "username", "country", "region", "annotator", "prediction", "predicted", "truncated"),

@@ -418,7 +418,7 @@ class ColumnKinds:
             hint = did_you_mean(key, [name for name in missing if "." not in name]) if "." not in key else None
             if hint is not None or len(self.kinds) >= MOST_KEYS:
                 problem = f"keys differ from those before: with {key!r}, without {', '.join(map(repr, missing))}"
-                raise DataError(problem, where=where, fix=hint or "Give every record the same keys.")
+                raise DataError(problem, where=where, fix=hint or "Write the same keys in every record.")
             self.kinds[key], self._since[key] = "null", number
 
     def _learn(self, name: str, values: list[Any], numbers: Sequence[int]) -> None:

@@ -354,7 +354,7 @@ def _refuse_indicators(train: Source, column: str, survey: Survey) -> None:
 
 def _nothing_to_learn(train: Source, column: str, label: str) -> DataError:
     problem = f"all {train.dataset.num_rows:,} rows have the {label}: there is nothing to learn"
-    return DataError(problem, where=train.where(0, column), fix="Add rows with another label.")
+    return DataError(problem, where=train.where(0, column), fix="Add rows of a second label.")
 
 
 def _ids(source: Source, column: str, naming: Naming) -> Any:

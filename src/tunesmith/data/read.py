@@ -545,7 +545,7 @@ def _from_folder(path: Path, name: str, origin: str) -> Source:
     if isinstance(saved, Dataset):
         return Source(name, saved, origin)
     if name not in saved:
-        fix = "Give the folder of one split, or the whole folder as --dataset_name."
+        fix = "Pass the folder of one split, or the whole folder as --dataset_name."
         raise DataError(f"contains the splits {', '.join(saved)}, none is {name!r}", where=origin, fix=fix)
     return Source(name, saved[name], origin)
 
@@ -561,7 +561,7 @@ def load_folder(path: Path, origin: str) -> Any:
 
     if not is_saved_dataset(path):
         files = sorted(p.name for p in path.iterdir() if p.suffix in KINDS)[:5] if os.access(path, os.R_OK) else []
-        fix = f"Give a file in it: {', '.join(files)}." if files else None
+        fix = f"Pass a file in it: {', '.join(files)}." if files else None
         raise DataError("is a folder that was not written by save_to_disk", where=origin, fix=fix)
     with binary_errors("a saved dataset", origin):
         return load_from_disk(str(path))

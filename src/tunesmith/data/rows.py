@@ -37,7 +37,7 @@ BAD_COLUMN = "__bad__"
 """Column with the reason why a row could not be read, if such rows are skipped."""
 
 TARGETS = "__targets__"
-"""Holds a probability for each class in encoded training rows with soft labels."""
+"""The column of encoded training rows with soft labels: a probability for each class."""
 
 SCAN_ROWS = 65_536
 Ints = np.ndarray[Any, Any]

@@ -151,7 +151,7 @@ def read_memory(source: Any, name: str) -> Source:
         return checked(Source(name, columns_table(source), name))
     if isinstance(source, list | tuple) or getattr(source, "ndim", 0) == 2:
         return checked(Source(name, array_table(source), name))
-    fix = "Give a path, a Dataset, a DataFrame, a dict of lists, a list of dicts or an array of rows."
+    fix = "Pass a path, a Dataset, a DataFrame, a dict of lists, a list of dicts or an array of rows."
     raise DataError(f"rows cannot be read from {type(source).__name__}", where=name, fix=fix)
 
 

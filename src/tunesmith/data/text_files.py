@@ -168,7 +168,7 @@ def readable(path: Path, origin: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_FILE:
             raise
-        raise DataError(f"cannot be opened ({error.strerror})", where=origin, fix="Give the path of a file.") from None
+        raise DataError(f"cannot be opened ({error.strerror})", where=origin, fix="Pass the path of a file.") from None
 
 
 def _siblings(path: Path) -> str:

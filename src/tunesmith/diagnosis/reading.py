@@ -319,7 +319,7 @@ def _chance_loss(
     r2, mse = (curves.metric("validation", name).finite().value for name in ("r2", "mse"))
     if len(r2) and len(mse) and r2[-1] < 1:
         return float(mse[-1] / (1 - r2[-1])), True
-    # An event log alone: a new head knows nothing, so the first steps have about the loss of the constant baseline.
+    # Only an event log: a new head knows nothing, so the first steps have about the loss of the constant baseline.
     first = curves.train_loss.finite().value[: max(5, len(curves.train_loss) // 50)]
     return (float(np.median(first)) if len(first) else math.log(2)), False
 
@@ -602,7 +602,7 @@ def only_class(rows: RowEvidence) -> int | None:
 def turned(rows: RowEvidence) -> float:
     """How surely the predictions mean other labels than the examples have: 1 is significant at 1% over all pairs of labels.
 
-    Examples of another label are predicted as "a" more often than those of label "a" are (a test of two shares); predictions of a
+    Examples of a different label are predicted as "a" more often than those of label "a" (a test of two shares); predictions of a
     regression fall as the labels rise. Neither a hard task nor random labels do that.
     """
     if rows.task is Task.REGRESSION:

@@ -414,7 +414,7 @@ MIN_EVALUATIONS = 3
 """Evaluations that a verdict needs if their examples are not stored."""
 MIN_ROWS, ENOUGH_ROWS = 20, 150
 """Validation examples: with fewer than MIN_ROWS, one standard error of the accuracy is more than 10 points; with ENOUGH_ROWS,
-half of what was learned can be told from nothing."""
+half of what was learned can't be distinguished from nothing."""
 ABOVE_CONSTANT = 2.0
 """Standard errors by which a score must be above the constant baseline: a run at chance passes with a probability of 2.3%."""
 SIGNAL = 1.6
@@ -422,7 +422,7 @@ SIGNAL = 1.6
 LEARNED = 0.8
 """Validation loss, as a share of the constant baseline's loss, that no run without a signal reaches significantly."""
 PROBE_SIGNAL = 4.0
-"""`probe_z` of labels that can be predicted from the text: on all training examples, each left out of the fit."""
+"""`probe_z` of labels that can be predicted from the text: on all training examples, each excluded from its own fit."""
 NOTABLE_RISE, LARGE_RISE = 0.2, 0.5
 """Rise of the validation loss above its lowest value while the train loss is near 0: a notable rise is reported, and is the
 verdict if the run keeps its last weights; a large rise is always the verdict."""
@@ -437,7 +437,7 @@ BARELY = 0.85
 CLOSE, SURE = 0.15, 0.6
 """Probabilities from which a verdict is reported in addition to the first, and even with few validation examples."""
 CERTAINTY = 0.95
-"""Probability of a verdict that a rule gives."""
+"""Probability of a verdict that comes from a rule."""
 
 
 @cache
@@ -537,7 +537,7 @@ SEVERITY: dict[str, Severity] = {
     "split_mismatch": "error",
 }
 CERTAIN = ("healthy", "diverged", "stopped_too_early", "still_learning")
-"""Verdicts that do not rest on the validation score alone."""
+"""Verdicts that rest on more than the validation score."""
 
 
 def diagnose(curves: Curves, config: Mapping[str, Any], **facts: Any) -> list[Finding]:

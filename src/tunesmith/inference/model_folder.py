@@ -25,7 +25,7 @@ FACTS_FILE = "tunesmith.json"
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What prediction needs to know about training. `text_columns` is None for a model that tunesmith did not train."""
+    """Facts about training that prediction needs. `text_columns` is None for a model that tunesmith did not train."""
 
     labels: LabelMap
     text_columns: tuple[str, ...] | None

@@ -214,7 +214,7 @@ def token_file() -> Path:
 
 
 def key_file() -> Path:
-    """Return the file with the key of the prediction service, which gives no access to the board."""
+    """Return the file with the key of the prediction service, which is not valid for the board."""
     return token_file().with_name("serve-key")
 
 

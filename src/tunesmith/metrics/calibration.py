@@ -1,4 +1,4 @@
-"""What held-out examples tell about a model: reliability bins, calibration error, a temperature of the logits, decision
+"""Properties of a model, from held-out examples: reliability bins, calibration error, a temperature of the logits, decision
 thresholds, the share of wrong labels, and a confidence threshold under which the model abstains.
 """
 
@@ -242,7 +242,7 @@ SHARES = np.arange(0.0, 0.61, 0.02)
 DROP = 2.7
 """How far the log-likelihood may fall inside the interval. 1.92 would be 95% for an exact model; hard tasks are not."""
 LEAST_GAIN = 10.0
-"""Log-likelihood by which the scores must explain the labels better than class frequencies. With less, nothing can be told."""
+"""Log-likelihood by which the scores must explain the labels better than class frequencies. With less, there is no estimate."""
 PULL = 0.1
 """Strength of the prior of scale and biases."""
 MOST_ROWS = 2000

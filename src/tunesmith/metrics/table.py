@@ -502,7 +502,7 @@ def balanced_accuracy(counts: Array) -> Array:
 
 
 def matthews_correlation(counts: Array) -> Array:
-    """MCC (Gorodkin's for more than two classes). One predicted class gives 0, one true class is undefined."""
+    """MCC (Gorodkin's for more than two classes). It is 0 if one class is predicted, and undefined if only one is true."""
     counts = counts.astype(np.float64)
     true, predicted, n = counts.sum(-1), counts.sum(-2), counts.sum((-1, -2))
     covariance = _hits(counts).sum(-1) * n - (true * predicted).sum(-1)
@@ -593,7 +593,7 @@ def pearson(references: Array, predictions: Array) -> float:
 
 
 def spearmanr(references: Array, predictions: Array) -> float:
-    """Rank correlation, ties at their mean rank; NaN where `pearson` would be."""
+    """Rank correlation, ties at their mean rank; NaN if `pearson` would be NaN."""
     return pearson(mean_ranks(references), mean_ranks(predictions))
 
 
@@ -976,7 +976,7 @@ class Suite:
 
     def _take(self, predictions: Any, references: Any) -> Rows:
         if (predictions is None) != (references is None):
-            raise ConfigError("predictions and references go together", where="compute", fix="Give both or neither.")
+            raise ConfigError("predictions and references go together", where="compute", fix="Pass both or neither.")
         if predictions is not None:
             self.add_batch(predictions=predictions, references=references)
         empty = [np.zeros(0)]

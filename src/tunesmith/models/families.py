@@ -298,9 +298,9 @@ def _is_wrapped(model: nn.Module) -> bool:
 
 Pooling = Literal["pooler", "first", "mean"]
 VALUE_SCALE = 256.0
-"""Of the averaging layer: the first token's own vector stays in with a weight of 1/256. A power of 2 is exact in any type."""
+"""Weight of the first token's own vector in the averaging layer. A power of 2 is exact in any type."""
 HEAD_SCALE = 0.5
-"""Of the identity in front of tanh, for values of variance 1: they are mostly below 2, where tanh(x / 2) bends little."""
+"""Scale of the identity before tanh. Values have variance 1 and are mostly below 2, where tanh(x / 2) is nearly linear."""
 _TANH_HEADS = ("bert", "roberta", "xlm-roberta", "camembert")
 """Families whose head is a dense layer, tanh and a linear layer."""
 

@@ -156,7 +156,7 @@ def _from_hub(
 def _explain(error: Exception, name: str, offline: bool, reason: str) -> TunesmithError:
     if offline:
         nearest = did_you_mean(name, (*_cached_models(), *EMBEDDED_NAMES))
-        fix = nearest or "Give a local folder, or connect and try again."
+        fix = nearest or "Pass a local folder, or connect to the network and try again."
         return ResourceError(f"the model {name!r} is not (completely) on this machine and {reason}", fix=fix)
     fix = "Run the same command again: what has arrived is kept."
     return ResourceError(f"the download of the model {name} was interrupted ({short_text(error)})", fix=fix)

@@ -101,7 +101,7 @@ def require_answer(model: Any, folder: Path) -> None:
         if logits is not None and tuple(logits.shape) != (1, model.config.num_labels):
             raise ValueError(f"its answer to one row has the shape {tuple(logits.shape)}")
     if logits is not None and not bool(logits.isfinite().all()):
-        problem = "the model answers a row of a few tokens with something that is not a number"
+        problem = "the model returned NaN or inf for a short test input"
         raise NumericsError(problem, where=str(folder), fix="Use an undamaged copy of the model and its config.json.")
 
 
@@ -231,7 +231,7 @@ def _fresh_names(
         problem = (
             f"its head was trained for {had} labels and the data has {len(labels)} ({', '.join(labels.names[:6])})"
         )
-        raise ConfigError(problem, where=where, fix="Give --ignore_mismatched_sizes to start with a new head.")
+        raise ConfigError(problem, where=where, fix="Set --ignore_mismatched_sizes to start with a new head.")
     if len(missing) > (total := len(list(model.state_dict()))) // 2:
         problem = f"{len(missing)} of {total} tensors are not in the checkpoint, so it is not a pretrained {type(model).__name__}"
         raise ConfigError(problem, where=where)

@@ -101,7 +101,7 @@ def log_data(log: Log, data: RunData) -> None:
 def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new: bool) -> RunData:
     labels = bundle.labels
     if labels.task is Task.REGRESSION or not head.names or len(head.names) != len(labels):
-        return RunData(bundle, folder, False, ())  # loading refuses a head of another size
+        return RunData(bundle, folder, False, ())  # loading refuses a head of a different size
     if head.fits(labels.names):
         note = f"Labels: in the order of the model's head, {', '.join(labels.names[:8])}."
         return RunData(bundle, folder, False, (note,))

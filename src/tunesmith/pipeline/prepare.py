@@ -289,7 +289,7 @@ def _evaluation_calendar(config: RunConfig, steps: int, ends: tuple[int, ...], h
     if strategy != "no" and not has_validation:
         raise ConfigError(
             "--eval_strategy needs validation data",
-            fix="Give --validation_file, or a --validation_split_fraction above 0.",
+            fix="Set --validation_file, or a --validation_split_fraction above 0.",
         )
     if strategy == "no":
         return Calendar("no")

@@ -187,7 +187,7 @@ def _score_words(run: LoadedRun, judged: Mapping[str, npt.NDArray[np.int64]]) ->
 
 
 def choose_pooling(fits: Mapping[Pooling, LinearFit]) -> tuple[Pooling, str]:
-    """The pooling whose linear model errs least on left-out rows; the mean unless another is better beyond doubt."""
+    """Return the pooling whose linear model is best on held-out rows; the mean unless another one is clearly better."""
     best = min(fits, key=lambda name: float(fits[name].errors.mean()))
     shown = ", ".join(f"{name} {fit.explained:.3f}" for name, fit in fits.items())
     if len(fits) == 1:
@@ -196,8 +196,8 @@ def choose_pooling(fits: Mapping[Pooling, LinearFit]) -> tuple[Pooling, str]:
         gain = fits["mean"].errors - fits[best].errors
         doubt = float(gain.std() / len(gain) ** 0.5)
         if float(gain.mean()) < 2 * doubt:
-            return "mean", f"no other is surely better on frozen features (R2 of left-out rows: {shown})"
-    return best, f"best on frozen features (R2 of left-out rows: {shown})"
+            return "mean", f"no other pooling is clearly better on frozen features (R2 of held-out rows: {shown})"
+    return best, f"best on frozen features (R2 of held-out rows: {shown})"
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class LinearFit:
 
 
 def fit_linear(features: torch.Tensor, labels: torch.Tensor, task: Task, classes: int) -> LinearFit:
-    """Fits all classes at once. The penalty with the smallest leave-one-out error is taken."""
+    """Fits all classes together, with the penalty that has the smallest leave-one-out error."""
     x, y = features.double(), targets_of(labels, task, classes).to(features.device)
     center, means = x.mean(0), y.mean(0)
     x, y = x - center, y - means
@@ -364,7 +364,7 @@ def minimize(loss: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor) 
 
 
 def targets_of(labels: torch.Tensor, task: Task, classes: int) -> torch.Tensor:
-    """What a linear model is fitted to: the value, or a column of zeros and ones for each label."""
+    """Return the targets of a linear model: the value, or a column of zeros and ones for each label."""
     if task is Task.REGRESSION:
         return labels.double().reshape(-1, 1)
     if task is Task.MULTILABEL:
@@ -377,7 +377,7 @@ PULL = 0.1
 
 
 def _fit_scale(scores: torch.Tensor, targets: torch.Tensor, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
-    """(one scale, a shift for each class) that make left-out scores the likeliest logits."""
+    """(one scale, a shift for each class) that make held-out scores the likeliest logits."""
     start = torch.zeros(scores.shape[1] + 1, dtype=torch.double, device=scores.device)
     start[0] = 1.0
     if task is Task.REGRESSION:
@@ -552,7 +552,7 @@ def make_pairs(readings: PairReadings, count: int, seed: int) -> TokenRows:
 
 
 def compare_sides(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """What two readings say of a pair: their distance and product in each dimension, and last their cosine."""
+    """Return features of two embeddings: distance and product in each dimension, and last their cosine."""
     return torch.cat([(u - v).abs(), u * v, (u * v).sum(1, keepdim=True)], 1)
 
 

@@ -171,7 +171,7 @@ def _report(run: LoadedRun, found: Settled) -> None:
 
 
 def facts_of(run: LoadedRun, probe: ProbeResult | None) -> RunFacts:
-    """What the decisions are made from."""
+    """The inputs of the decisions."""
     model: Any = run.loaded.model
     shape, labels = model.config, run.bundle.labels
     new_head = any(name.startswith("classifier") for name in run.loaded.fresh)
@@ -199,7 +199,7 @@ def facts_of(run: LoadedRun, probe: ProbeResult | None) -> RunFacts:
 
 
 def pooling_for(pooling: Pooling, why: str, fresh: Sequence[str]) -> tuple[Pooling, str]:
-    """What the probe chose; where that is the first token and the dense layer of the head is new, the mean.
+    """Return the pooling that the probe chose; the mean if that is the first token and the dense layer of the head is new.
 
     The first token would be read through a fixed layer in place of one that the model was to learn. That cost
     granite-embedding-30m (RoBERTa) up to 9 points; the mean was as good as its own head or better (docs/research/recipes.md).
@@ -222,7 +222,7 @@ MOST_EPOCHS = 10.0
 FEWEST_STEPS = 400
 """Fewer updates leave an encoder near where it started: passes are added for small data, up to MOST_EPOCHS."""
 FEW_UPDATES, FEW_ROWS_EPOCHS = 150, 30.0
-"""Where MOST_EPOCHS are fewer updates than that, up to FEW_ROWS_EPOCHS, and the head starts fitted: up to 120 updates that was
+"""If MOST_EPOCHS are fewer updates than that, up to FEW_ROWS_EPOCHS, and the head starts fitted: up to 120 updates that was
 better, with 160 or more it was not (docs/research/recipes.md)."""
 LARGEST_RATE = 1.5e-4
 USUAL_SIZE, MOST_TIMES = 0.061, 2.0
@@ -239,7 +239,7 @@ FEW_JUDGED = 20
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What decisions are made from. `pooling` and `why` are the probe's; `no_head`: why no linear
+    """The inputs of the decisions. `pooling` and `why` are the probe's; `no_head`: why no linear
     model can start the head."""
 
     model_type: str
@@ -268,7 +268,7 @@ class RunFacts:
 
 
 def decide(config: RunConfig, facts: RunFacts) -> list[Decision]:
-    """Options the user did not set, in the order it is printed. A flag wins: what is given is not decided."""
+    """Options that the user did not set, in printed order. An option that is set is never changed."""
     return [decision for decision in _all(config, facts) if _is_open(config, decision.name)]
 
 

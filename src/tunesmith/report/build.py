@@ -1,4 +1,4 @@
-"""Everything that the report shows, read from a run folder as plain data. Missing files are left out, never made up."""
+"""Read everything that the report shows from a run folder, as plain data. Missing files are omitted."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class Report:
     notes: tuple[str, ...]
     """Notes from reading and checking the data."""
     decisions: tuple[str, ...]
-    """What the recipe chose, with reasons."""
+    """The choices of the recipe, with reasons."""
     explained: Explained | None
     """The examples of the test or validation split; None without labeled predictions."""
     changed: TableRows
@@ -314,7 +314,7 @@ def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Repo
 # load.
 
 TEXT_LIMIT = 700
-"""Characters of a mistake's text shown at once; the rest unfolds."""
+"""Characters of a misclassified text that are visible; the rest can be unfolded."""
 
 
 def write_report(report: Report, path: Path) -> Path:

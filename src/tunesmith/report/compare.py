@@ -149,7 +149,7 @@ class Comparison:
 
     runs: tuple[ComparedRun, ...]
     differences: tuple[tuple[str, tuple[str, ...]], ...]
-    """(option, value of each run), only where they differ."""
+    """Return (option, value of each run) for options that differ."""
     same_options: int
     scores: tuple[ScoreRow, ...]
     tests: tuple[PairTest, ...]

@@ -97,7 +97,7 @@ class PanelLine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panel:
-    """What one panel of one run shows. `metric` is the name of what an evaluation measured, "" for other quantities."""
+    """The data of one panel of one run. `metric` is the name of an evaluated metric, "" for other quantities."""
 
     key: str
     title: str
@@ -111,7 +111,7 @@ class Panel:
 
 
 def main_panels(curves: Curves, metric: str | None = None) -> list[Panel]:
-    """Loss and metric, the panels to show first; `metric` is the main one unless given."""
+    """Return the panels to show first: loss and metric. `metric` defaults to the main metric."""
     loss, unseen = curves.train_loss, curves.metric("validation", "loss")
     lines: tuple[PanelLine, ...] = (
         PanelLine("training", "raw", "train", loss),
@@ -148,7 +148,7 @@ def more_panels(curves: Curves) -> list[Panel]:
 POINTS = 1500
 """Raw points drawn per curve: more than a picture has pixels, few enough for an SVG of 100 kB."""
 OVERLAID = {"loss": "points: validation", "metric": "dashed: training sample"}
-"""What a panel adds to the name of its x axis when several runs lie over each other."""
+"""Text that a panel adds to the name of its x axis if it shows several runs."""
 MIN_SPAN = 0.1
 """The least height of a panel of scores between 0 and 1."""
 
@@ -285,7 +285,7 @@ def _mark_best(axes: Axes, run: Curves, metric: str) -> None:
     where, value = float(series.step[at[0]]), float(series.value[at[0]])
     axes.axvline(where, color=LIGHT.muted, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     axes.plot([where], [value], "o", ms=11, markerfacecolor="none", markeredgecolor=LIGHT.text, markeredgewidth=1.3)
-    # Under the axes, at the end of the line that names them: a note inside would lie on points.
+    # Under the axes, at the end of the line that names them: a note inside would cover points.
     axes.annotate(
         f"best: step {best[1]}, {value:.3f}",
         (1, 0),
@@ -370,7 +370,7 @@ Lines = list[tuple[str, NDArray[Any], NDArray[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`data` is what the page's script needs: axes box, x limits, series with their points; empty where nothing is read off."""
+    """`data` is for the page's script: axes box, x limits, series with their points; empty if the chart has no tooltips."""
 
     key: str
     title: str
@@ -523,7 +523,7 @@ def _words(curves: Curves, panel: Panel) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Explained:
-    """What a model gets right and wrong on the rows of one split."""
+    """Plot correct and wrong predictions on the rows of one split."""
 
     split: str
     rows: int

@@ -126,7 +126,7 @@ def _probabilities(
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One score. `low` and `high` are its 95% interval, None where there is none; `n` the rows it rests on; `of` its class."""
+    """One score. `low` and `high` are its 95% interval, None if there is none; `n` is the number of examples; `of` its class."""
 
     split: str
     name: str
@@ -172,7 +172,7 @@ def split_rank(split: str) -> int:
 
 
 def scores_in_file(metrics: Mapping[str, Any]) -> list[Headline]:
-    """The scores of a metrics.json by split. What is not a finite number is left out."""
+    """Return the scores of a metrics.json by split, without values that are NaN or infinite."""
     tables = [(split, table) for split, table in metrics.items() if isinstance(table, dict)]
     found = [_headline(split, name, score) for split, table in tables for name, score in table.items()]
     return [score for score in found if score is not None]
@@ -273,7 +273,7 @@ class LabelCount:
 
     @property
     def f1(self) -> float | None:
-        """The harmonic mean of both; None when no row has the label and none was given it."""
+        """Harmonic mean of both; None if no example has the label and none is predicted as it."""
         return 2 * self.found / (self.rows + self.found + self.extra) if self.rows + self.extra else None
 
 
@@ -293,7 +293,7 @@ def count_labels(predictions: PredictedRows) -> list[LabelCount]:
 
 
 def count_confusions(predictions: PredictedRows, *, most: int = 12) -> Confusion | None:
-    """The matrix over the label names; None in regression and where a row may have several labels."""
+    """The matrix over the label names; None in regression and multilabel tasks."""
     if predictions.task in (Task.REGRESSION, Task.MULTILABEL) or not len(predictions):
         return None
     inside, names = predictions.predicted >= 0, predictions.names
@@ -313,7 +313,7 @@ def count_confusions(predictions: PredictedRows, *, most: int = 12) -> Confusion
 
 
 def _surest(predictions: PredictedRows, true: int, said: int) -> Mistake:
-    """Of the rows of one label taken for another, the one with the highest probability of the wrong label."""
+    """Return the most confident one of the examples of one label that were predicted as another."""
     rows = np.flatnonzero((predictions.labels == true) & (predictions.predicted == said))
     table = predictions.probabilities
     at = int(rows[0] if table is None else rows[np.argmax(table[rows, said])])

@@ -344,7 +344,7 @@ class Peek:
     score: tuple[str, float] | None = None
     spark: tuple[float, ...] = ()
     problem: str | None = None
-    """What is damaged, as far as this was read."""
+    """The damage found in the part that was read."""
 
 
 def peek_journal(path: Path) -> Peek:

@@ -577,9 +577,9 @@ def open_run(path: str | Path) -> RunDir:
         siblings = [p.parent.name for p in parent.glob("*/journal.jsonl")] if parent.is_dir() else []
         raise ConfigError("there is no such run folder", where=str(path), fix=did_you_mean(run.path.name, siblings))
     if run.path.is_file():
-        raise ConfigError("is a file, not a run folder", where=str(path), fix="Give the output_dir of a run.")
+        raise ConfigError("is a file, not a run folder", where=str(path), fix="Pass the output_dir of a run.")
     inside = sorted(p.parent.name for p in run.path.glob("*/journal.jsonl"))
-    fix = f"Did you mean one of its runs: {', '.join(inside[:5])}?" if inside else "Give the output_dir of a run."
+    fix = f"Did you mean one of its runs: {', '.join(inside[:5])}?" if inside else "Pass the output_dir of a run."
     raise ConfigError("contains no journal.jsonl, so it is not a run folder", where=str(path), fix=fix)
 
 

@@ -4,7 +4,7 @@ The interface of all speedups:
 - `apply_speedups` changes the model and returns a `Speedups` object, which the training loop passes around;
 - `verify.ready` compares it with the plain step before the first one, and switches off what differs;
 - `Speedups.replay`, `after_update` and `free_memory` do its work inside a step;
-- `Speedups.close` gives the plain model back.
+- `Speedups.close` restores the plain model.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class _Captured:
 class StepGraphs:
     """Captures a step when its shape comes for the second time; the first time it runs uncaptured and warms everything up.
 
-    A captured step reads batch, learning rate and factor from fixed memory on the device, and draws dropout from torch's
+    The CUDA graph of a step reads batch, learning rate and factor from fixed memory on the device, and draws dropout from torch's
     generator, which is seeded before the replay. So captured and uncaptured steps are bit-identical, and a run resumes exactly.
     """
 
@@ -125,7 +125,7 @@ class StepGraphs:
         """Drop all graphs after an out-of-memory error; return whether there were any. Further steps run uncaptured."""
         if not self._graphs:
             return False
-        log.warning("out of memory: the captured steps are released, and steps run uncaptured, which needs less")
+        log.warning("out of memory: the CUDA graphs are released, and steps run without them, which needs less")
         self.off = True
         self.close()
         return True
@@ -324,7 +324,7 @@ class Fingerprint:
         return parts, forwards, hooks, trained, tuple(getattr(config, name, None) for name in asked)
 
     def of_step(self) -> Hashable | None:
-        """Return a value that changes if a captured step would no longer equal the plain one; None if a hook listens."""
+        """Return a value that changes if the CUDA graph would no longer equal the plain step; None if a hook listens."""
         assert self._optimizer is not None
         parameters = self._parameters()
         of_optimizer = [getattr(self._optimizer, name) for name in STEP_HOOKS if hasattr(self._optimizer, name)]

@@ -21,7 +21,7 @@ def weight_gradient(d_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Ones:
-    """Vectors of ones that stay in place, because captured steps still read shorter ones after a longer one was made."""
+    """Vectors of ones that stay in place, because CUDA graphs still read shorter ones after a longer one was made."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}

@@ -133,7 +133,7 @@ class CapturedCall:
         self._parameters = tuple(gradients)
         self._build: Callable[[Sequence[torch.Tensor]], Any] = tuple
         self._reached = list[set[torch.Tensor]]()
-        """Of each output: the parameters and inputs whose gradient it has a part in."""
+        """For each output: the parameters and inputs whose gradient depends on it."""
         capture.warm_up(self._rehearse)
         self._output_gradients = [torch.zeros_like(o) for o in self._live]
         self._replay_forward, self._outputs = capture.record(self._forward, slot.pool)

@@ -1,8 +1,8 @@
 """Packing inside ordinary calls of a model: `model(input_ids=..., attention_mask=...)` computes real tokens only.
 
-The caller keeps its collator, sampler, loss and loop. Inside `PackedCalls.active()` padded batches are packed by their attention
-mask: in calls of a classifier that we know, or in the calls of `BertModel` and the like inside any other model (a class of the
-user's, token classification, LoRA), which then gets the padded shape back, with zeros for padding. The first call is compared
+The caller keeps its collator, sampler, loss and loop. In `PackedCalls.active()`, padded batches are packed by their attention
+mask: in calls of a classifier that we know, or in the calls of `BertModel` and the like inside any other model (a custom
+class, token classification, LoRA), which then gets the padded shape back, with zeros for padding. The first call is compared
 with the plain model. The model is plain at any other time.
 """
 

@@ -40,7 +40,7 @@ class Layout:
     starts: torch.Tensor
     """int64 (stretches): first token of each, in packed order."""
     order: torch.Tensor
-    """int64 (rows): for each row as it was given, its place in packed order."""
+    """int64 (rows): for each input row, its place in packed order."""
 
     def parts(self) -> tuple[torch.Tensor, ...]:
         """Its tensors."""
@@ -79,7 +79,7 @@ def pack(
     fillers: int = 1,
     dtype: type[np.integer] = np.int64,
 ) -> PackedBatch:
-    """Model inputs of shape (1, tokens), `position_ids` and the `layout`, for the rows as `TokenRows.take` gives them.
+    """Model inputs of shape (1, tokens), `position_ids` and the `layout`, for the rows that `TokenRows.take` returns.
 
     Rows are sorted by length inside the batch (equal lengths share one matrix product); the model's output is in
     the given order. With `total` the batch is filled up to that many tokens, with `fillers` separate stretches that no
@@ -429,7 +429,7 @@ class _PackedAttention(torch.autograd.Function):
         to_bias = grad.new_zeros(bias_shape) if ctx.needs_input_grad[3] else None
         grad = grad.reshape(asked.shape) if ctx.first_only else plan.spread(grad)
         if plan.real is not None and not ctx.first_only:
-            grad.mul_(plan.real)  # what lies behind the end of an example has no gradient
+            grad.mul_(plan.real)  # positions after the end of an example have no gradient
         to_asked, to_known, to_given = torch.zeros_like(asked), torch.empty_like(known), torch.empty_like(given)
         to_weights = torch.empty_like(weights)
         for one in plan.clusters:
@@ -583,7 +583,7 @@ def attend_packed(
 
 
 def binding(window: int | None, layout: Layout) -> int | None:
-    """The window where it hides a token from another; None where the rows are too short for that."""
+    """Return the window if it hides any token from another one; None if the rows are too short for that."""
     return None if window is None or window >= layout.longest - 1 else window
 
 
@@ -609,7 +609,7 @@ def attend_by_padding(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool,
     window: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Stretches laid side by side for the attention alone, with a mask over the gaps; for float32 on a GPU.
+    """Stretches padded only for the attention, with a mask over the gaps; for float32 on a GPU.
 
     The memory-efficient kernel would take stretches as they are, but with dropout its backward pass draws another mask
     than its forward pass: TREC ended at 0.89 instead of 0.97 accuracy.
@@ -718,7 +718,7 @@ def _hand_over_means(stack: nn.Module, args: Any, kwargs: dict[str, Any], output
 
 
 def _without_masks(stack: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Of a packed batch no mask is made: the attention knows the rows."""
+    """Make no mask for a packed batch: the attention knows the rows."""
     if kwargs.get("layout") is None:
         return None
     return args, {**kwargs, "attention_mask": {"full_attention": None, "sliding_attention": None}}

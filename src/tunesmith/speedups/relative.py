@@ -26,7 +26,7 @@ class RowContext:
         self._known: dict[tuple[str, int, torch.device], torch.Tensor] = {}
 
     def kept(self, name: str, longest: int, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return a tensor that depends only on the longest example; it stays in place because captured steps read it."""
+        """Return a tensor that depends only on the longest example; it stays in place because CUDA graphs read it."""
         key = (name, longest, device)
         if key not in self._known:
             with torch.inference_mode(False):  # it may be a prediction that asks first, and a step that asks next

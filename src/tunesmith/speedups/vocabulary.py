@@ -53,12 +53,12 @@ class RestrictedVocabulary:
         self._lookup = np.full(self.size, len(self.ids), dtype=np.int32)
         self._lookup[self.ids] = np.arange(len(self.ids))
         self._rows_of = torch.from_numpy(self._lookup)
-        """Made once: captured steps read it where it lies."""
+        """Made once, because CUDA graphs read it at its address."""
         table = embedding.weight.detach()
         self._rows = torch.from_numpy(self.ids)
         self._rest = table.to("cpu", copy=True)  # on the host: a device keeps the used rows only
         self.kept = torch.ones((), dtype=torch.float64, device=table.device)
-        """Product of the decay factors so far. Lives on the device, so that a captured step can multiply into it."""
+        """Product of the decay factors so far. It is on the device, so that a CUDA graph can update it."""
         self.parameter = nn.Parameter(table[self._rows.to(table.device)].clone(), embedding.weight.requires_grad)
         """The used rows: what the optimizer trains."""
         self.enable()
@@ -126,9 +126,9 @@ class RestrictedVocabulary:
         return whole
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What resumes bit for bit: the used rows, the other rows before any decay, the ids, the product of the factors.
+        """Return the used rows, the other rows before any decay, the ids and the product of the factors.
 
-        `table()` rounds the decay into the rows; training on from there would round once more than a run never stopped.
+        `table()` rounds the decay into the rows; resuming from it would round once more than an uninterrupted run.
         """
         stored = self._rest.clone()
         stored[self._rows] = self.parameter.detach().cpu()

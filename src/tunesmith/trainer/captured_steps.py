@@ -119,7 +119,7 @@ class CapturedSteps:
             fuse_update(optimizer)
             for group in optimizer.param_groups:
                 group["capturable"] = True
-            # a captured step reads the learning rates here; the scheduler keeps numbers
+            # a CUDA graph reads the learning rates here; the scheduler keeps numbers
             self._rates = [torch.full((), float(rate), device=device) for rate in self._rates]
         trainer.optimizer._opt_called = True  # the scheduler would warn that no step was taken
         self._state = TrainState(

@@ -32,7 +32,7 @@ ARGUMENTS = """
     optim_target_modules weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm label_smoothing_factor
     neftune_noise_alpha average_tokens_across_devices bf16 fp16 tf32 torch_compile use_liger_kernel label_names
 """.split()  # noqa: SIM905
-"""Arguments that change the weights: a resume with another value is refused."""
+"""Arguments that change the weights: a resume with a different value is refused."""
 BATCH = "the batch size of a step"
 REPORTED = ("num_train_epochs", "max_steps", "metric_for_best_model", "greater_is_better")
 """Arguments that a script may change to train longer or to evaluate differently; a change, also of `BATCH`, is reported."""

@@ -95,7 +95,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> Event | None:
-    """Return the event with each row's evidence; None if the outputs are of another kind."""
+    """Return the event with each row's evidence; None if the outputs are of a different kind."""
     from tunesmith.events import RowsEvaluated
     from tunesmith.metrics.evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
 

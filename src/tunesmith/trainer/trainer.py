@@ -1,7 +1,7 @@
 """`TrainingArguments` that accepts old names, and `class Trainer(transformers.Trainer)`: the same training, faster, with an
 event log and checkpoints that can be trusted.
 
-What is overridden, in the order of this file:
+Overridden, in the order of this file:
 - fast steps: `training_step`, `compute_loss` and `prediction_step` run inside `PackedCalls.active()`, on a GPU the training
   calls inside `ModelGraphs.active()`; `_run_epoch` runs the steps of unmodified scripts as CUDA graphs (captured_steps.py);
 - order: `_get_train_sampler` and `_get_eval_sampler` are functions of (seed, epoch) and of the input order;

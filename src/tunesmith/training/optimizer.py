@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tunesmith.speedups.fused import FusedStack
 
 Rate = float | torch.Tensor
-"""A number, or a tensor that a captured step reads."""
+"""A number, or a tensor that a CUDA graph reads."""
 _LAYER = re.compile(r"\.(?:layer|layers|albert_layer_groups|h|block)\.(\d+)\.")
 _EMBEDDING = re.compile(r"(^|\.)embeddings?\.")
 _HEAD = re.compile(r"(^|\.)(classifier|pooler|pre_classifier|head|score)(\.|$)")
@@ -59,7 +59,7 @@ def make_optimizer(
         )
     ]
     on_gpu = options.get("fused", False) and all(p.device.type == "cuda" for p in by_name.values())
-    if on_gpu:  # the learning rate is a tensor on the device, so that a captured step can read it
+    if on_gpu:  # the learning rate is a tensor on the device, so that a CUDA graph can read it
         for group in groups:
             group["lr"] = torch.full((), group["lr"], device=group["params"][0].device)
     settings = {"betas": betas, "eps": epsilon, "capturable": on_gpu, **options}

@@ -335,7 +335,7 @@ class TrialStore:
                 )
 
     def require_same_inputs(self, inputs: dict[str, str]) -> None:
-        """Store the identity of data and base model with the first trial; a CheckpointError if it changed since then."""
+        """Store the identity of data and base model with the first trial; raise a CheckpointError if it has changed."""
         known = self._study.user_attrs.get("inputs")
         if known is None:
             self._study.set_user_attr("inputs", inputs)

@@ -202,7 +202,7 @@ def test_run_yaml_of_an_earlier_version_loads(write: Any, caplog: pytest.LogCapt
     [
         ("token_budget", "per_device_train_batch_size"),
         ("max_predict_samples", "max_eval_samples"),
-        ("allow_single_label", "another label"),
+        ("allow_single_label", "second label"),
         ("dataloader_drop_last", "always used"),
     ],
 )

@@ -148,7 +148,7 @@ def _schedule(kind: str, **options: Any) -> dict[str, Any]:
         ),
         (
             {"validation_split_fraction": 0.0, "load_best_model_at_end": True},
-            "load_best_model_at_end: needs evaluations, but there is no evaluation set. Give validation_file",
+            "load_best_model_at_end: needs evaluations, but there is no evaluation set. Set validation_file",
         ),
         (
             {"validation_split_fraction": 0.0, "eval_strategy": "epoch"},

@@ -84,7 +84,7 @@ def _update(
 
 @dataclass(frozen=True)
 class _Tables:
-    """What the kernels read on the device: the address of every piece of every tensor, and the settings of its group."""
+    """The tables that the kernels read: the address of every piece of every tensor, and the settings of its group."""
 
     chunks: torch.Tensor
     tensors: torch.Tensor
@@ -96,7 +96,7 @@ class _Tables:
 class OneKernelAdamW:
     """Updates the parameters of a `torch.optim.AdamW` and their copies in place.
 
-    Learning rates are read from the device; a number, or a tensor of another type, is copied there in every step.
+    Learning rates are read from the device; a number, or a tensor of a different type, is copied there in every step.
     """
 
     def __init__(self, optimizer: Optimizer, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
@@ -165,7 +165,7 @@ class OneKernelAdamW:
             settings.append((math.log(beta1), math.log(beta2), group["weight_decay"]))
             factors.append((beta2, 1 - beta1, 1 - beta2, group["eps"]))
         key = (*lines, *settings, *factors)
-        if key not in self._tables:  # none is ever dropped: captured steps read them where they lie
+        if key not in self._tables:  # none is ever dropped: CUDA graphs read them at their address
             device = given[0][2].device
             chunks = [(i, at) for i, line in enumerate(lines) for at in range(0, line[0], _CHUNK)]
             self._tables[key] = _Tables(
@@ -176,7 +176,7 @@ class OneKernelAdamW:
         return self._tables[key]
 
     def _addresses(self, parameters: list[torch.Tensor]) -> torch.Tensor:
-        """Return the addresses of the gradients. They differ in each captured step, so they are copied in the stream."""
+        """Return the addresses of the gradients. They differ in each CUDA graph, so they are copied in the stream."""
         device = parameters[0].device
         for p in parameters:
             assert p.grad is not None
@@ -187,7 +187,7 @@ class OneKernelAdamW:
             return addresses
         if not torch.cuda.is_current_stream_capturing():
             self._reserve()
-            return addresses.to(device, non_blocking=True)  # from pageable memory it is staged at once, without a wait
+            return addresses.to(device, non_blocking=True)  # pageable memory is staged immediately, without a wait
         assert self._pinned is not None, "a step is captured before one has run"
         place = self._pinned[self._used : self._used + len(addresses)]
         self._used += len(addresses)
