@@ -1,6 +1,6 @@
 """Fit the probabilities of verdicts to the features of recorded runs: src/tunesmith/diagnosis/verdicts.json.
 
-    python bench/diagnose_fit.py            # cross-validate over sources and encoders: half a minute
+    python bench/diagnose_fit.py --output docs/research/measurements/diagnosis.json  # held-out sources: half a minute
     python bench/diagnose_fit.py --nested   # choose the penalty for each held-out source: seven minutes
     python bench/diagnose_fit.py --write    # also write the model of all runs
 
@@ -10,6 +10,7 @@ curves are added, because few real runs oscillate or diverge. See docs/research/
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import math
@@ -26,9 +27,10 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
-from tunesmith.diagnosis.reading import Features, Reading, read_curves, read_features  # noqa: E402  # noqa: E402
+from common import write_record  # noqa: E402
+from tunesmith.diagnosis.reading import Features, Reading, read_curves, read_features  # noqa: E402
 from tunesmith.diagnosis.verdict import (  # noqa: E402
     LOGARITHMIC,
     MODEL_FILE,
@@ -300,20 +302,31 @@ MILD = ("overfitting", "calibration_drift")
 ONE = ("no_signal", "label_noise")
 
 
-def describe(table: Table, said: list[str], at: Iterable[int]) -> str:
-    """Return accuracy, accuracy with `no_signal` and `label_noise` joined at chance level, and alarms on well-made runs."""
+def count_right(table: Table, said: list[str], at: Iterable[int]) -> dict[str, int]:
+    """Count correct verdicts and false alarms on well-made runs; `joined` doesn't distinguish `no_signal` and `label_noise`."""
     keeps = table.values[:, table.names.index("keeps")]
-    right = joined = alarms = well = count = 0
+    found = Counter[str](runs=0, right=0, joined=0, well=0, alarms=0)
     for k in at:
-        run, count = table.runs[k], count + 1
+        run = table.runs[k]
         hit = said[k] in run["right"]
-        right += hit
-        joined += hit or (said[k] in ONE and bool(set(ONE) & set(run["right"])) and "healthy" in run["not"])
+        found["runs"] += 1
+        found["right"] += hit
+        found["joined"] += hit or (said[k] in ONE and bool(set(ONE) & set(run["right"])) and "healthy" in run["not"])
         if run["well"]:
             mild = said[k] in MILD and keeps[k]  # reported as a note
-            well, alarms = well + 1, alarms + (said[k] != "healthy" and not mild)
-    shares = [part / max(1, whole) for part, whole in ((right, count), (joined, count), (alarms, well))]
-    return f"right {right}/{count} ({shares[0]:.1%}), joined {shares[1]:.1%}, alarms {alarms}/{well} ({shares[2]:.1%})"
+            found["well"] += 1
+            found["alarms"] += said[k] != "healthy" and not mild
+    return dict(found)
+
+
+def describe(table: Table, said: list[str], at: Iterable[int]) -> str:
+    """Return the counts as a line."""
+    found = count_right(table, said, at)
+    runs, well = max(1, found["runs"]), max(1, found["well"])
+    return (
+        f"right {found['right']}/{found['runs']} ({found['right'] / runs:.1%}), joined {found['joined'] / runs:.1%}, "
+        f"alarms {found['alarms']}/{found['well']} ({found['alarms'] / well:.1%})"
+    )
 
 
 def _places(table: Table, variant: str = "whole", **values: str) -> list[int]:
@@ -323,16 +336,25 @@ def _places(table: Table, variant: str = "whole", **values: str) -> list[int]:
 
 def main() -> None:
     """Print the verdicts of models on held-out sources and encoders."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nested", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
     table = Table()
-    if "--write" in sys.argv[1:]:
+    if args.write:
         write_model(fit(table, table.fits, PENALTY), table.names, PENALTY)
-    by_source, used = left_out(table, table.source, None if "--nested" in sys.argv[1:] else PENALTY)
+    by_source, used = left_out(table, table.source, None if args.nested else PENALTY)
     print(f"each of {len(used)} sources held out, penalties {dict(Counter(used))}")
     for times in (1.0, 1.5, 2.0, 3.0, 4.0):
         print(f"  healthy x {times:g}: {describe(table, verdicts(table, by_source, times), _places(table))}")
     said = verdicts(table, by_source, rules=False)
     print(f"  without rules: {describe(table, said, _places(table))}")
+    results = [{"runs_used": "whole", "rules": False, **count_right(table, said, _places(table))}]
     said = verdicts(table, by_source)
+    for variant in ("whole", "few", "plain"):
+        results.append({"runs_used": variant, "rules": True, **count_right(table, said, _places(table, variant))})
+    write_record(args.output, device="cpu", results=results, note="Each data source is held out once.")
     for variant in ("whole", "thin", "few", "plain", "textbook"):
         print(f"  {variant}: {describe(table, said, _places(table, variant))}")
     for source in sorted(set(table.source)):

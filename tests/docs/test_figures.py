@@ -1,0 +1,139 @@
+"""The figures in README and in the research pages are those of docs/research/measurements, rounded."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from docs.pages import ROOT
+
+RESEARCH = ROOT / "docs" / "research"
+MEASUREMENTS = RESEARCH / "measurements"
+
+
+def measured(name: str) -> Any:
+    return json.loads((MEASUREMENTS / name).read_text(encoding="utf-8"))
+
+
+def words_of(path: str) -> str:
+    """Return a page with single spaces and without emphasis."""
+    return " ".join((ROOT / path).read_text(encoding="utf-8").replace("**", "").split())
+
+
+def cpu_steps(batch: int) -> tuple[float, float]:
+    """Return ms per step of tunesmith and of transformers with its defaults."""
+    times = {(one["batch"], one["name"]): one["step_ms"] for one in measured("engine_cpu.json")["results"]}
+    return times[batch, "tunesmith"], times[batch, "Trainer, defaults"]
+
+
+def gpu_steps(batch: int, kind: str = "trainer_bf16") -> tuple[float, float]:
+    found = measured("engine_h200.json")["batches"][str(batch)]
+    return found["tunesmith"]["step_ms"], found[kind]["step_ms"]
+
+
+@pytest.fixture(scope="module")
+def recipes() -> SimpleNamespace:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "bench"))
+        return SimpleNamespace(**runpy.run_path(str(ROOT / "bench" / "recipes.py")))
+
+
+def gain(recipes: SimpleNamespace, file: str, name: str, against: str, model: str | None = None) -> tuple[float, ...]:
+    """Return the mean gain in points and its 95% interval over tasks."""
+    runs = [run for run in measured(file) if model in (None, run["model"])]
+    return tuple(recipes.mean_with_interval(recipes.paired_gains(runs, name, against)))
+
+
+def test_readme_speed_figures_match_measurements() -> None:
+    page = words_of("README.md")
+    for batch in (8, 32):
+        ours, theirs = cpu_steps(batch)
+        assert f"{theirs / ours:.1f} times" in page
+        assert f"{ours:,.0f} vs. {theirs:,.0f} ms" in page
+    ours, theirs = gpu_steps(64)
+    assert f"{theirs / ours:.1f} times as fast at batch size 64 ({ours:.1f} vs. {theirs:.1f} ms)" in page
+    ours, theirs = gpu_steps(256)
+    assert f"{theirs / ours:.1f} times at 256" in page
+
+
+def test_readme_fault_figures_match_measurements() -> None:
+    kills = measured("faults.json")["results"][0]
+    assert kills["fault"].startswith("30 kills")
+    assert kills["tunesmith"] == {"identical": 30}
+    assert f"With `transformers.Trainer`, {kills['transformers']['cannot resume']} can't be resumed" in words_of(
+        "README.md"
+    )
+
+
+def test_readme_score_gain_matches_measurements(recipes: SimpleNamespace) -> None:
+    mean, low, high = gain(recipes, "pairs_h200.json", "auto", "hf_seconds")
+    assert f"{mean:.1f} points above the defaults of transformers" in words_of("README.md")
+    assert f"(95% interval {low:.1f} to {high:.1f})" in words_of("README.md")
+
+
+def test_diagnosis_figures_match_measurements() -> None:
+    found = {(one["runs_used"], one["rules"]): one for one in measured("diagnosis.json")["results"]}
+    whole = found["whole", True]
+    share = f"{whole['right'] / whole['runs']:.0%}"
+    assert f"{whole['right']} of {whole['runs']} runs ({share})" in words_of("README.md")
+    for page in ("docs/decisions/0012-fitted-diagnosis.md", "docs/guides/read_the_curves.md"):
+        assert share in words_of(page)
+    page = words_of("docs/research/diagnosis.md")
+    for one in found.values():
+        assert f"{one['right']} ({one['right'] / one['runs']:.0%})" in page
+        assert f"{one['alarms']} of {one['well']}" in page
+
+
+def test_performance_tables_match_measurements() -> None:
+    page = (RESEARCH / "performance.md").read_text(encoding="utf-8")
+    rows = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page.splitlines() if "|" in line}
+    for batch in (8, 32):
+        ours, theirs = cpu_steps(batch)
+        assert (str(batch), "transformers, defaults", f"{theirs:,.0f}", f"{theirs / ours:.2f}") in rows
+    names = {"our_bf16": "tunesmith `Trainer`, bf16", "trainer_bf16": "transformers, bf16"}
+    names |= {"tunesmith": "tunesmith, bf16", "trainer_fp32": "transformers, float32"}
+    for batch in (8, 64, 256):
+        for kind, name in names.items():
+            ours, theirs = gpu_steps(batch, kind)
+            peak = measured("engine_h200.json")["batches"][str(batch)][kind]["peak_gb"]
+            assert (str(batch), name, f"{theirs:.1f}", f"{theirs / ours:.1f}", f"{peak:.1f}") in rows
+    families = {"DeBERTa-v3": "deberta-v3-base", "ModernBERT": "modernbert-base", "MPNet": "mpnet-base"}
+    for name, shape in families.items():
+        for batch, found in measured("families_h200.json")["shapes"][shape].items():
+            ms = found["ms"]
+            times = [f"{ms[kind]:.1f}" for kind in ("ours", "trainer_bf16", "trainer_fp32")]
+            assert (name, batch, *times, f"{found['ratio']:.1f}") in rows
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "against", "model"),
+    [
+        ("pairs_h200.json", "auto", "hf_seconds", None),
+        ("pairs_h200.json", "auto", "hf_equal", None),
+        ("pairs_sizes_h200.json", "auto", "hf_seconds", None),
+        ("recipes_h200.json", "auto", "hf_equal", None),
+        ("recipes_h200_outside.json", "auto", "hf_equal", "granite-embedding-30m-english"),
+        ("pairs_sizes_h200.json", "pair_start off", "auto", "granite-embedding-30m-english"),
+        ("pairs_h200.json", "pair_start off", "auto", "all-MiniLM-L6-v2"),
+        ("pairs_sizes_h200.json", "pair_start off", "auto", "all-MiniLM-L6-v2"),
+        ("few_labels_h200.json", "auto", "setfit", "all-MiniLM-L6-v2"),
+        ("few_labels_h200.json", "auto", "setfit", "paraphrase-MiniLM-L3-v2"),
+    ],
+)
+def test_recipe_gains_match_measurements(
+    recipes: SimpleNamespace, file: str, name: str, against: str, model: str | None
+) -> None:
+    mean, low, high = gain(recipes, file, name, against, model)
+    assert f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" in words_of("docs/research/recipes.md")
+
+
+def test_every_measurement_file_is_described_on_a_research_page() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in RESEARCH.glob("*.md"))
+    files = {path.name for path in MEASUREMENTS.iterdir()}
+    assert {name for name in files if name not in pages} == set()
+    assert set(re.findall(r"\b[a-z_0-9]+\.(?:json\.gz|npz)\b", pages)) <= files
