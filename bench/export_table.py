@@ -62,7 +62,7 @@ def rows_of(run: Path) -> tuple[Path, Any]:
     from tunesmith.inference.model_folder import model_folder_of, read_facts
     from tunesmith.runs.folder import RunDir
 
-    return run, rows_of_run(RunDir(run), read_facts(model_folder_of(run).folder, {}))
+    return run, rows_of_run(RunDir(run), read_facts(model_folder_of(run).folder))
 
 
 def trace_once(graph: Path) -> None:

@@ -26,7 +26,7 @@ from faults.trials import Ended, engine, new_seed, run, size
 from patience import patient
 from tunesmith.data.read import read_source
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.models.files import check_tensor_file
+from tunesmith.models.files import read_tensor_header
 from unit.data.messy_files import pick, sentence, sheet, table
 
 SECONDS = 6.0
@@ -98,7 +98,7 @@ def test_hostile_safetensors_file_is_refused(tmp_path: Path, name: str) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(HOSTILE[name])
     with pytest.raises(ConfigError, match=r"model\.safetensors: is not a safetensors file"):
-        check_tensor_file(file)
+        read_tensor_header(file)
 
 
 def test_pipes_devices_and_links_are_refused(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_pipes_devices_and_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in ("pipe", "passwd", "zero", "loop", "missing"):
         with pytest.raises(ConfigError, match="is not a safetensors file"):
-            check_tensor_file(tmp_path / name)
+            read_tensor_header(tmp_path / name)
 
 
 def test_mutated_safetensors_load_right_or_are_refused(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_mutated_safetensors_load_right_or_are_refused(tmp_path: Path) -> None:
     good = save({"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4)}, {"format": "pt"})
     file = tmp_path / "m.safetensors"
     file.write_bytes(good)
-    check_tensor_file(file)
+    read_tensor_header(file)
     passed = refused = 0
     for trial in range(size(full=100_000, ci=1_000)):
         data = bytearray(good)
@@ -141,7 +141,7 @@ def test_mutated_safetensors_load_right_or_are_refused(tmp_path: Path) -> None:
                 data = bytearray(b"\0")
         file.write_bytes(bytes(data))
         try:
-            check_tensor_file(file)
+            read_tensor_header(file)
         except ConfigError:
             refused += 1
             continue

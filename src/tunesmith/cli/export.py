@@ -39,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.errors import ConfigError
     from tunesmith.inference.export import Tolerance, export_model_to, rows_of_file, rows_of_run
     from tunesmith.inference.model_folder import model_folder_of, read_facts
-    from tunesmith.models.files import read_config_file
     from tunesmith.runs.folder import RunDir
 
     for name in ("max_drop", "min_agreement"):
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     raise_on_sigterm()
     source = RunDir(Path(args.run))
     folder = model_folder_of(args.run).folder
-    facts = read_facts(folder, read_config_file(folder))
+    facts = read_facts(folder)
     if args.test_file is not None:
         rows = rows_of_file(args.test_file, facts)
     elif source.config_file.is_file():

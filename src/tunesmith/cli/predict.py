@@ -255,11 +255,10 @@ def read_model_facts(args: argparse.Namespace) -> Any:
     """Return the facts of the model of `args.run`. Needs no torch, so that a wrong file is refused before the model is loaded."""
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.inference.model_folder import model_folder_of, read_facts
-    from tunesmith.models.files import read_config_file
 
     quiet_libraries()
     folder = model_folder_of(args.run).folder
-    return read_facts(folder, read_config_file(folder))
+    return read_facts(folder)
 
 
 def load_predictor(args: argparse.Namespace, *, threads: int | None = None) -> Any:

@@ -9,7 +9,6 @@ from pathlib import Path
 from tunesmith.cli.parser import add_flag
 from tunesmith.errors import ConfigError, ResourceError, short_text
 from tunesmith.inference.model_folder import INSTALL_RUNTIME, is_graph_folder, model_folder_of, read_facts
-from tunesmith.models.files import read_config_file
 
 LOADING = """
 ## How to load
@@ -64,7 +63,7 @@ def _card_for(folder: Path, repo: str) -> str:
     """Return the card of the folder, with the repository instead of the folder, and how to load the model from it."""
     card = folder / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else f"# {repo.partition('/')[2]}\n"
-    columns = read_facts(folder, read_config_file(folder)).text_columns
+    columns = read_facts(folder).text_columns
     example = '[("...", "...")]' if columns is not None and len(columns) == 2 else '["..."]'
     if is_graph_folder(folder):
         text, runtime = text.partition("## Use\n")[0], f"{INSTALL_RUNTIME}\n\n"

@@ -80,7 +80,8 @@ class Board(Service):
             fix = "Pass the folder that contains your run folders."
             raise ConfigError("there is no such folder", where=str(runs), fix=fix)
         self.index = RunIndex(runs)
-        self.streams = Streams()
+        self._closed = asyncio.Event()
+        self._watching = 0
         self._pen = asyncio.Lock()
         self._drawing = 0
 
@@ -99,7 +100,7 @@ class Board(Service):
 
     def close(self) -> None:
         """End the streams of all watching pages."""
-        self.streams.close()
+        self._closed.set()
 
     async def _list(self, request: Request) -> Response:
         return HTMLResponse(_template("list.html.j2").render(root=str(self.index.root)))
@@ -113,8 +114,8 @@ class Board(Service):
     async def _run(self, request: Request) -> Response:
         run = await self._wanted(request)
         name, _ = await asyncio.to_thread(_names, run)
-        values = {"id": request.path_params["run"], "name": name, "path": str(run.path)}
-        return HTMLResponse(_template("run.html.j2").render(values))
+        page = _template("run.html.j2")
+        return HTMLResponse(page.render(id=request.path_params["run"], name=name, path=str(run.path)))
 
     async def _report(self, request: Request) -> Response:
         run = await self._wanted(request)
@@ -159,9 +160,34 @@ class Board(Service):
     def _stream(self, request: Request, produce: Callable[[], bytes | None]) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=STREAM_HEADERS)
-        if self.streams.is_full:
+        if self._watching >= MAX_STREAMS:
             raise retry_later(503, "too many pages are watching")
-        return StreamingResponse(self.streams.watch(produce), media_type="text/event-stream", headers=STREAM_HEADERS)
+        return StreamingResponse(self._watch(produce), media_type="text/event-stream", headers=STREAM_HEADERS)
+
+    async def _watch(self, produce: Callable[[], bytes | None]) -> AsyncGenerator[bytes]:
+        """Yield every message of `produce`, which returns None if nothing changed; comments keep the connection alive."""
+        self._watching += 1
+        try:
+            yield b"retry: 1000\n\n"
+            sent = time.monotonic()
+            while not self._closed.is_set():
+                began = time.monotonic()
+                message = None
+                try:
+                    message = await asyncio.to_thread(produce)
+                except Exception:  # a damaged file may be written again
+                    log.exception("a run could not be read")
+                now = time.monotonic()
+                if message is None and now - sent > HEARTBEAT_SECONDS:
+                    message = b": keep-alive\n\n"
+                if message is not None:
+                    sent = now
+                    yield message
+                wait = max(INTERVAL_SECONDS, min((now - began) / FOLLOW_SHARE, LONGEST_SECONDS))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closed.wait(), wait)
+        finally:
+            self._watching -= 1
 
     async def _wanted(self, request: Request) -> RunDir:
         run = await asyncio.to_thread(self.index.find, request.path_params["run"])
@@ -360,9 +386,7 @@ def has_no_links(run: RunDir) -> bool:
 def _read_row(key: str, run: RunDir, updated: float) -> RunRow:
     """Return a row whose status is "damaged" if it has a problem, else still unknown."""
     peek = peek_journal(run.journal_file)
-    score: ScoreCell | None = None
-    if peek.score is not None:
-        score = (f"validation {peek.score[0]}", peek.score[1], None, None)
+    score: ScoreCell | None = (f"validation {peek.score[0]}", peek.score[1], None, None) if peek.score else None
     problem = peek.problem
     try:
         if os.path.islink(run.metrics_file):  # it could expose any file of this machine
@@ -535,48 +559,6 @@ def _recent(series: Series) -> float:
     good = series.value[-50:]
     good = good[np.isfinite(good)]
     return float(np.median(good)) if len(good) else float("nan")
-
-
-class Streams:
-    """Streams of Server-Sent Events, one per visible page."""
-
-    def __init__(self) -> None:
-        self._closed = asyncio.Event()
-        self._watching = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the maximum number of watching pages is reached."""
-        return self._watching >= MAX_STREAMS
-
-    async def watch(self, produce: Callable[[], bytes | None]) -> AsyncGenerator[bytes]:
-        """Yield every message of `produce`, which returns None if nothing changed; comments keep the connection alive."""
-        self._watching += 1
-        try:
-            yield b"retry: 1000\n\n"
-            sent = time.monotonic()
-            while not self._closed.is_set():
-                began = time.monotonic()
-                message = None
-                try:
-                    message = await asyncio.to_thread(produce)
-                except Exception:  # a damaged file may be written again
-                    log.exception("a run could not be read")
-                now = time.monotonic()
-                if message is None and now - sent > HEARTBEAT_SECONDS:
-                    message = b": keep-alive\n\n"
-                if message is not None:
-                    sent = now
-                    yield message
-                wait = max(INTERVAL_SECONDS, min((now - began) / FOLLOW_SHARE, LONGEST_SECONDS))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closed.wait(), wait)
-        finally:
-            self._watching -= 1
-
-    def close(self) -> None:
-        """End all streams, so that the server can stop."""
-        self._closed.set()
 
 
 def encode_message(kind: str, data: Any) -> bytes:

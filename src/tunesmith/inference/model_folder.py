@@ -17,7 +17,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.files import BadFile, read_json, write_new
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.calibration import HeldOut, choose_thresholds
-from tunesmith.models.files import Seal, check_seal, resolve_model
+from tunesmith.models.files import Seal, check_seal, read_config_file, resolve_model
 from tunesmith.runs.folder import RunDir, best_trial_of, publish_folder
 
 FACTS_FILE = "tunesmith.json"
@@ -58,8 +58,9 @@ class ModelFacts:
         return replace(self, labels=replace(labels, abstention=found))
 
 
-def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
+def read_facts(folder: Path) -> ModelFacts:
     """Return the facts of a model folder, from config.json if tunesmith did not train the model."""
+    config = read_config_file(folder)
     file = folder / FACTS_FILE
     if file.is_file():
         try:

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from tunesmith.data.batches import TokenRows, length_batches, pad_rows
 from tunesmith.data.tokenize import LongTexts, RustEncoder, TokenEncoder, load_plain_tokenizer
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, short_text
-from tunesmith.inference.model_folder import GRAPH_FILE, GraphFacts, ModelFacts, read_facts, read_graph_facts
-from tunesmith.models.files import Seal, read_config_file
+from tunesmith.inference.model_folder import GRAPH_FILE, GraphFacts, ModelFacts, read_graph_facts
 
 TOKENS_AT_ONCE = 2048
 Infer = Callable[[dict[str, npt.NDArray[Any]]], npt.NDArray[np.float32]]
@@ -65,15 +64,11 @@ class GraphNetwork:
             raise ConfigError("the model does not support text pairs", where=str(self.folder))
 
 
-def load_graph_network(seal: Seal, threads: int | None) -> tuple[GraphNetwork, ModelFacts]:
+def load_graph_network(folder: Path, facts: ModelFacts, *, threads: int | None) -> GraphNetwork:
     """Load the graph of a verified folder on the CPU. `threads` defaults to OMP_NUM_THREADS, else to all cores."""
-    folder = seal.folder
-    facts = read_facts(folder, read_config_file(folder))
     graph = read_graph_facts(folder)
     threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
-    network = GraphNetwork(folder, graph, load_onnx(folder / GRAPH_FILE, threads), facts.long_texts)
-    seal.require_unchanged()
-    return network, facts
+    return GraphNetwork(folder, graph, load_onnx(folder / GRAPH_FILE, threads), facts.long_texts)
 
 
 def load_onnx(graph: Path, threads: int) -> Infer:

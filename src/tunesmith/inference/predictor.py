@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,7 @@ import numpy.typing as npt
 from tunesmith.data.batches import TokenRows, prefetched
 from tunesmith.data.tokenize import TruncationCount, encode_texts, require_text_cells
 from tunesmith.errors import ConfigError, DataError, ResourceError, first_few, name_the_extra
-from tunesmith.inference.model_folder import (
-    ModelFacts,
-    is_graph_folder,
-    model_folder_of,
-)
+from tunesmith.inference.model_folder import ModelFacts, is_graph_folder, model_folder_of, read_facts
 from tunesmith.inference.tables import answered_rows, predicted_names, probabilities_of, require_numbers
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import HeldOut
@@ -72,19 +67,25 @@ class Predictor:
         `threads` sets the number of CPU threads of torch in the whole process.
         """
         seal = model_folder_of(path)
-        graph = is_graph_folder(seal.folder)
+        folder = seal.folder
         if not seal.sealed:
-            log.warning("%s has no %s, so its files are not verified", seal.folder, MANIFEST)
+            log.warning("%s has no %s, so its files are not verified", folder, MANIFEST)
+        facts = read_facts(folder)
+        graph = is_graph_folder(folder)
+        network: TorchNetwork | GraphNetwork
         try:
             if graph:
                 from tunesmith.inference.onnx_network import load_graph_network
 
-                return cls(*load_graph_network(seal, threads), Path(path))
-            from tunesmith.inference.torch_network import load_torch_network
+                network = load_graph_network(folder, facts, threads=threads)
+            else:
+                from tunesmith.inference.torch_network import load_torch_network
+
+                network = load_torch_network(folder, facts, use_cpu=use_cpu, precision=precision, threads=threads)
         except ModuleNotFoundError as error:
-            name_the_extra(error, str(seal.folder), "" if graph else ", or export the model (`tunesmith export`).")
+            name_the_extra(error, str(folder), "" if graph else ", or export the model (`tunesmith export`).")
             raise
-        network, facts = load_torch_network(seal, use_cpu=use_cpu, precision=precision, threads=threads)
+        seal.require_unchanged()
         return cls(network, facts, Path(path))
 
     @property
@@ -152,7 +153,6 @@ class Predictor:
         self, chunks: Iterator[Chunk], *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
     ) -> TextPredictions:
         """Return the logits of all chunks, in input order; the next chunk is tokenized in the background."""
-        predict = partial(self.network.logits, max_rows=max_rows, on_batch=on_batch)
         logits: list[npt.NDArray[np.float32]] = []
         rows = sides = 0
         cut: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)]
@@ -163,25 +163,19 @@ class Predictor:
             return len(chunk), *encode_texts(self.network.encoder, chunk, has_types=self.network.has_types)
 
         for sides, tokens, lost in prefetched(_checked(chunks), encode, ahead=1):
-            logits.append(self._checked_logits(predict, tokens, before=rows))
+            highest = int(max((ids.max(initial=0) for ids, _ in tokens.columns["input_ids"].chunks), default=0))
+            if highest >= (most := self.network.vocab_size):
+                problem = f"the tokenizer produced token id {highest}, but the model has only {most} embeddings"
+                raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
+            found = self.network.logits(tokens, max_rows=max_rows, on_batch=on_batch)
+            require_numbers(found, before=rows)
+            logits.append(found)
             empty += (rows + np.flatnonzero(tokens.lengths <= self.network.special[sides - 1])).tolist()
             rows += len(tokens)
             cut.append(lost)
-        found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
         truncated = TruncationCount.of(np.concatenate(cut), self.network.max_length)
-        return TextPredictions(found, truncated, tuple(empty))
-
-    def _checked_logits(
-        self, predict: Callable[[TokenRows], npt.NDArray[np.float32]], tokens: TokenRows, *, before: int = 0
-    ) -> npt.NDArray[np.float32]:
-        """Refuse token ids without an embedding, and NaN or infinite logits. `before` is the number of rows before these."""
-        highest = int(max((values.max(initial=0) for values, _ in tokens.columns["input_ids"].chunks), default=0))
-        if highest >= self.network.vocab_size:
-            problem = f"the tokenizer produced token id {highest}, but the model has only {self.network.vocab_size} embeddings"
-            raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
-        logits = predict(tokens)
-        require_numbers(logits, before=before)
-        return logits
+        every = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
+        return TextPredictions(every, truncated, tuple(empty))
 
 
 def chunks_of(columns: Sequence[Sequence[str]]) -> Iterator[Chunk]:
@@ -213,7 +207,9 @@ def given_columns(texts: Any, pairs: Any, wanted: Sequence[str] | None) -> list[
         if pairs is not None:
             raise DataError("pairs were passed in addition to a table", fix="Pass only one of them.")
     else:
-        columns = _from_rows(_rows_of(_as_rows(texts), "texts"), wanted)
+        if isinstance(texts, Mapping) and all(isinstance(values, (list, tuple)) for values in texts.values()):
+            texts = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
+        columns = _from_rows(_rows_of(texts, "texts"), wanted)
         if pairs is not None:
             if len(columns) == 2:
                 raise DataError("pairs were passed twice: in texts and as pairs", fix="Pass only one of them.")
@@ -226,13 +222,6 @@ def given_columns(texts: Any, pairs: Any, wanted: Sequence[str] | None) -> list[
             raise DataError(f"this model expects one text ({names}), got a pair", fix=f"Pass {_FORMS}.")
         raise DataError(f"this model expects text pairs ({names}), got single texts", fix=f"Pass {_PAIR_FORMS}.")
     return columns
-
-
-def _as_rows(texts: Any) -> Any:
-    """Convert a dict of lists to a list of dicts; return anything else unchanged."""
-    if not isinstance(texts, Mapping) or not all(isinstance(values, (list, tuple)) for values in texts.values()):
-        return texts
-    return [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
 
 
 def _rows_of(values: Any, name: str) -> list[Any]:

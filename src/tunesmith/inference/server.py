@@ -21,14 +21,13 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -68,7 +67,6 @@ HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": POLICY,
 }
-_RAW_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 READING = ("GET", "HEAD")
 _MAX_AGE = 30 * 24 * 3600
 
@@ -88,9 +86,6 @@ class Service:
 
     def close(self) -> None:
         """End streams, so that the server can stop."""
-
-    def stop(self) -> None:
-        """End threads, after the last response."""
 
 
 @dataclass(frozen=True)
@@ -144,36 +139,35 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = message.get("headers", [])
-                known = {name.lower() for name, _ in given}
-                message = {**message, "headers": [*given, *(pair for pair in _RAW_HEADERS if pair[0] not in known)]}
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         deadline: Deadline = scope.get("state", {}).get("deadline") or Deadline()
         deadline.cancel()
         try:
-            await (self._refuse(scope) or self.app)(scope, receive, send_with_headers)
+            await (self._refuse(Request(scope)) or self.app)(scope, receive, send_with_headers)
         finally:
             deadline.start(HEADER_SECONDS)
 
-    def _refuse(self, scope: Scope) -> Response | None:
+    def _refuse(self, request: Request) -> Response | None:
         """Return a refusal, or the redirect that turns a token in the URL into a cookie; None to let the request pass."""
-        headers = Headers(scope=scope)
+        headers, scope = request.headers, request.scope
         host = headers.get("host", "").lower()
-        server = scope.get("server") or ("", 0)
         # The address of the connection itself cannot be a rebound name.
-        own = f"{server[0]}:{server[1]}" if ":" not in str(server[0]) else f"[{server[0]}]:{server[1]}"
+        own = address_of(*(scope.get("server") or ("", 0))).removeprefix("http://")
         if len(headers.getlist("host")) != 1 or (host not in self.access.hosts and host != own):
             reason = "this is not an address of the server; use the one it printed, or start it with --allow_host"
             return _refusal(headers, 421, reason)
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if scope["method"] in READING and "token" in dict(query):
-            return self._login(scope, headers, query)
+        reading = request.method in READING
+        if reading and "token" in request.query_params:
+            return self._login(request)
         bearer = headers.get("authorization", "").removeprefix("Bearer ") or None
-        if not self.access.knows(bearer) and not self.access.knows(self._cookie(headers)):
+        if not self.access.knows(bearer) and not self.access.knows(request.cookies.get(self.access.cookie)):
             return _refusal(headers, 401, self.access.hint)
         foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-        if scope["method"] in READING:
+        if reading:
             page = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
             return _refusal(headers, 403, "cross-site requests are not allowed") if foreign and not page else None
         # A foreign page can make the browser send a cookie, but not an Authorization header.
@@ -181,22 +175,14 @@ class Guard:
         same = origin == f"{scope['scheme']}://{host}" or (origin is None and self.access.knows(bearer))
         return _refusal(headers, 403, "only pages of this server may do this") if foreign or not same else None
 
-    def _login(self, scope: Scope, headers: Headers, query: list[tuple[str, str]]) -> Response:
-        given = next(value for name, value in query if name == "token")
-        if not self.access.knows(given):
-            return _refusal(headers, 401, "the token in this address is wrong or no longer valid")
-        rest = urlencode([(name, value) for name, value in query if name != "token"])
-        place = "/" + scope["raw_path"].decode("latin-1").lstrip("/\\")  # never //evil.example
+    def _login(self, request: Request) -> Response:
+        if not self.access.knows(request.query_params["token"]):
+            return _refusal(request.headers, 401, "the token in this address is wrong or no longer valid")
+        rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
+        place = "/" + request.scope["raw_path"].decode("latin-1").lstrip("/\\")  # never //evil.example
         cookie = f"{self.access.cookie}={self.access.token}; Path=/; Max-Age={_MAX_AGE}; HttpOnly; SameSite=Strict"
         location = place + (f"?{rest}" if rest else "")
         return Response(status_code=303, headers={"location": location, "set-cookie": cookie, "connection": "close"})
-
-    def _cookie(self, headers: Headers) -> str | None:
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self.access.cookie)
-        except CookieError:
-            return None
-        return found.value if found is not None else None
 
 
 def _refusal(headers: Headers, status: int, reason: str) -> Response:
@@ -357,9 +343,8 @@ def make_app(service: Service, access: Access) -> ASGIApp:
         service.start()
         yield
         service.close()
-        service.stop()
 
-    handlers: Any = {HTTPException: _respond_error, TunesmithError: _respond_error}
+    handlers: Any = dict.fromkeys((HTTPException, TunesmithError), _respond_error)
     app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return Guard(app, access)
@@ -398,7 +383,8 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 def make_server(service: Service, listener: socket.socket, listen: Listen) -> Server:
     """Return the server of a service for a bound socket."""
-    return Server(_config(partial(make_app, service, _access(service, listener, listen)), listen), service)
+    app = partial(make_app, service, _access(service, listener, listen))
+    return Server(_config(app, listen), service)
 
 
 def serve_forever(service: Service, listen: Listen, on_ready: Callable[[str], Any]) -> None:

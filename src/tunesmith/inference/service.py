@@ -28,10 +28,9 @@ from starlette.routing import Route
 from tunesmith import __version__
 from tunesmith.errors import DataError, NumericsError, TunesmithError
 from tunesmith.files import folder_version
-from tunesmith.inference.model_folder import ModelFacts, model_folder_of, read_facts
+from tunesmith.inference.model_folder import model_folder_of, read_facts
 from tunesmith.inference.server import MAX_BODY_BYTES, Service, read_json_body, retry_later
 from tunesmith.inference.tables import Prediction, make_predictions, probabilities_of
-from tunesmith.models.files import read_config_file
 
 log = logging.getLogger("tunesmith.requests")
 
@@ -210,10 +209,6 @@ class Batcher:
             self._worker = asyncio.create_task(self._work())
         return await request.answer
 
-    def close(self) -> None:
-        """End the thread after the batch in progress."""
-        self._thread.shutdown(cancel_futures=True)
-
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while self._queue:
@@ -244,27 +239,23 @@ class Batcher:
 
     def _predict(self, batch: list[_Waiting]) -> list[list[Prediction] | HTTPException]:
         """Classify a batch; if that fails, each request separately, so that one bad text fails no other request."""
-        alone = len(batch) == 1
         try:
-            return [*self._classify(batch)]
+            model = self.model.get()
+            texts = [text for request in batch for text in request.given.texts]
+            pairs = [text for request in batch for text in request.given.pairs or ()] or None
+            labels = model.facts.labels
+            found = iter(make_predictions(probabilities_of(model.logits(texts, pairs), labels.task), labels))
+            return [list(islice(found, len(request.given.texts))) for request in batch]
         except TunesmithError as error:
-            caused_by_text = isinstance(error, (DataError, NumericsError))
-            problem = HTTPException(422 if caused_by_text else 409, str(error))
-            alone = alone or not caused_by_text  # a model that cannot be loaded fails all of them
+            if not isinstance(error, (DataError, NumericsError)):  # a model that cannot be loaded fails all of them
+                return [HTTPException(409, str(error))] * len(batch)
+            problem = HTTPException(422, str(error))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the PanicException of a tokenizer is not an Exception
             log.warning("a text could not be classified: %s", type(error).__name__)
             problem = HTTPException(422, "the model cannot process this text")
-        return [problem] * len(batch) if alone else [found for request in batch for found in self._predict([request])]
-
-    def _classify(self, batch: list[_Waiting]) -> list[list[Prediction]]:
-        model = self.model.get()
-        texts = [text for request in batch for text in request.given.texts]
-        pairs = [text for request in batch for text in request.given.pairs or ()] or None
-        labels = model.facts.labels
-        found = iter(make_predictions(probabilities_of(model.logits(texts, pairs), labels.task), labels))
-        return [list(islice(found, len(request.given.texts))) for request in batch]
+        return [problem] if len(batch) == 1 else [found for request in batch for found in self._predict([request])]
 
 
 # Service
@@ -275,9 +266,12 @@ class Metrics:
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+        from prometheus_client.multiprocess import MultiProcessCollector
 
-        own = CollectorRegistry()
-        self._registry = own
+        own = self.registry = CollectorRegistry()
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            self.registry = CollectorRegistry()
+            MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
         self.requests = Counter(
             "tunesmith_requests", "Requests by route and status.", ["route", "status"], registry=own
         )
@@ -290,17 +284,6 @@ class Metrics:
             "tunesmith_waiting_requests", "Requests in the queue.", registry=own, multiprocess_mode="livesum"
         )
 
-    def text(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
-        from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.multiprocess import MultiProcessCollector
-
-        registry = self._registry
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
-
 
 class PredictionService(Service):
     """The handlers of `tunesmith serve`."""
@@ -310,26 +293,20 @@ class PredictionService(Service):
     def __init__(self, path: str | Path, batcher: Batcher | None = None, *, max_error: float | None = None) -> None:
         self.name = Path(path).resolve().name
         self.folder = model_folder_of(path).folder
-        self.facts = self._read_facts()
+        self.facts = read_facts(self.folder)
         if max_error is not None:
             self.facts.abstaining(max_error)  # a limit that cannot be kept is reported before the server starts
         self.metrics = Metrics()
         self.ready = False
         self.batcher = batcher or Batcher(LiveModel(self.folder, max_error=max_error, on_reload=self._reloaded))
 
-    def _read_facts(self) -> ModelFacts:
-        return read_facts(self.folder, read_config_file(self.folder))
-
     def routes(self) -> list[Route]:
         """Return all routes of the service."""
-        reading = {
-            "/health": self._health,
-            "/ready": self._ready,
-            "/info": self._info,
-            "/metrics": self._metrics,
-        }
         return [
-            *(Route(path, handler) for path, handler in reading.items()),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/info", self._info),
+            Route("/metrics", self._metrics),
             Route("/predict", self._predict, methods=["POST"]),
         ]
 
@@ -344,10 +321,6 @@ class PredictionService(Service):
 
         threading.Thread(target=load, name="tunesmith-load", daemon=True).start()
 
-    def stop(self) -> None:
-        """End the thread of the model."""
-        self.batcher.close()
-
     def load(self) -> None:
         """Load the model."""
         self.batcher.model.get()
@@ -356,7 +329,7 @@ class PredictionService(Service):
     def _reloaded(self, problem: str | None) -> None:
         if problem is None:
             self.metrics.reloads.inc()
-            self.facts = self._read_facts()
+            self.facts = read_facts(self.folder)
         log.info(json.dumps({"event": "reload", "problem": problem}))
 
     def _describe(self) -> dict[str, Any]:
@@ -379,8 +352,10 @@ class PredictionService(Service):
         return JSONResponse({**about, **limits, "version": __version__, "id2label": ids})
 
     async def _metrics(self, request: Request) -> Response:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
         self.metrics.waiting.set(self.batcher.waiting)
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def _predict(self, request: Request) -> Response:
         start, status, rows = time.perf_counter(), 500, 0
@@ -394,13 +369,10 @@ class PredictionService(Service):
             status = error.status_code
             raise
         finally:
-            self._count(status, rows, time.perf_counter() - start)
-
-    def _count(self, status: int, rows: int, seconds: float) -> None:
-        """Count and log status and time, but never a text."""
-        self.metrics.requests.labels("/predict", str(status)).inc()
-        if status == 200:
-            self.metrics.seconds.observe(seconds)
-            self.metrics.rows.inc(rows)
-        line = {"event": "request", "route": "/predict", "status": status, "rows": rows, "ms": round(1000 * seconds, 1)}
-        log.info(json.dumps(line))
+            seconds = time.perf_counter() - start
+            self.metrics.requests.labels("/predict", str(status)).inc()
+            if status == 200:
+                self.metrics.seconds.observe(seconds)
+                self.metrics.rows.inc(rows)
+            timed = {"status": status, "rows": rows, "ms": round(1000 * seconds, 1)}  # but never a text
+            log.info(json.dumps({"event": "request", "route": "/predict", **timed}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 from tunesmith.data.batches import Collate, TokenRows, padding_of
 from tunesmith.data.tokenize import LongTexts, TokenEncoder, longest_allowed, make_token_encoder
 from tunesmith.errors import ConfigError
-from tunesmith.inference.model_folder import ModelFacts, read_facts
-from tunesmith.models.files import Seal, load_tokenizer, position_limit, require_segments
+from tunesmith.inference.model_folder import ModelFacts
+from tunesmith.models.files import load_tokenizer, position_limit, require_segments
 from tunesmith.models.load import load_model, read_model_config
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import Precision, Runtime, make_runtime
@@ -60,18 +61,15 @@ class TorchNetwork:
 
 
 def load_torch_network(
-    seal: Seal, *, use_cpu: bool, precision: Precision, threads: int | None = None
-) -> tuple[TorchNetwork, ModelFacts]:
-    """Load the model of a verified folder onto the device, with its facts."""
+    folder: Path, facts: ModelFacts, *, use_cpu: bool, precision: Precision, threads: int | None = None
+) -> TorchNetwork:
+    """Load the model of a verified folder onto the device."""
     if threads is not None:
         torch.set_num_threads(threads)
-    folder = seal.folder
     config = read_model_config(folder)
-    facts = read_facts(folder, config)
     tokenizer = load_tokenizer(folder)
     runtime = make_runtime(precision=precision, use_cpu=use_cpu)
     loaded = load_model(folder, facts.labels, device=runtime.device)
-    seal.require_unchanged()
     if loaded.notes:
         raise ConfigError(f"is not a trained classifier ({loaded.notes[0]})", where=str(folder), fix="Train it first.")
     model = loaded.model.eval()
@@ -79,4 +77,4 @@ def load_torch_network(
         model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
     )
     longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
-    return TorchNetwork(model, tokenizer, runtime, speedups.collate, longest, facts.long_texts), facts
+    return TorchNetwork(model, tokenizer, runtime, speedups.collate, longest, facts.long_texts)

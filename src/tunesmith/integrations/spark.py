@@ -10,7 +10,6 @@ from tunesmith.inference.model_folder import model_folder_of, read_facts
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import list_answers
 from tunesmith.labels import Task
-from tunesmith.models.files import read_config_file
 
 
 def predict_udf(model: str, *, top_k: int | None = None, **loading: Any) -> Callable[..., Any]:
@@ -22,7 +21,7 @@ def predict_udf(model: str, *, top_k: int | None = None, **loading: Any) -> Call
     from pyspark.sql.functions import pandas_udf
 
     folder = model_folder_of(model).folder
-    labels = read_facts(folder, read_config_file(folder)).labels
+    labels = read_facts(folder).labels
     names = list_answers(labels, top_k)
     kinds = {Task.REGRESSION: "double", Task.MULTILABEL: "array<string>"}
     types = [kinds.get(labels.task, "string"), *("string" if n.startswith("label_") else "double" for n in names[1:])]

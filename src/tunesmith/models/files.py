@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 from tunesmith.errors import CheckpointError, ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
-from tunesmith.files import folder_version, known_hash
+from tunesmith.files import folder_version, known_hash, read_plain
 from tunesmith.runs.folder import MANIFEST, RunDir, read_manifest, verify
 
 EMBEDDED = "all-MiniLM-L6-v2"
@@ -59,7 +59,11 @@ def resolve_model(
     if text in EMBEDDED_NAMES:
         return find_embedded()
     if isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or "\\" in text or text.count("/") > 1:
-        raise ConfigError("there is no such folder", where=text, fix=_nearest_folder(folder))
+        try:
+            fix = did_you_mean(folder.name, [p.name for p in folder.parent.iterdir() if p.is_dir()])
+        except OSError:
+            fix = f"The folder {folder.parent} does not exist either."
+        raise ConfigError("there is no such folder", where=text, fix=fix)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", text):
         raise ConfigError(f"{text!r} is neither a folder nor the name of a model")
     found = _from_hub(text, revision, cache_dir, allow_download, need_weights)
@@ -93,7 +97,7 @@ def _check_folder(folder: Path, need_weights: bool, *, name: str | None = None) 
     check_seal(folder)
     if need_weights:
         for file in find_weights(folder, where):
-            check_tensor_file(file)
+            read_tensor_header(file)
     return folder
 
 
@@ -117,14 +121,6 @@ def _no_weights(where: str, names: list[str]) -> TunesmithError:
     return ConfigError(f"has no model.safetensors (there is: {listed})", where=where)
 
 
-def _nearest_folder(folder: Path) -> str | None:
-    try:
-        beside = [p.name for p in folder.parent.iterdir() if p.is_dir()]
-    except OSError:
-        return f"The folder {folder.parent} does not exist either."
-    return did_you_mean(folder.name, beside)
-
-
 def _from_hub(
     name: str, revision: str | None, cache_dir: str | Path | None, allow_download: bool, need_weights: bool
 ) -> Path:
@@ -134,8 +130,7 @@ def _from_hub(
     reason = "downloads are not allowed" if not allow_download else "offline mode is on"
     if not offline:
         try:
-            known = dict.fromkeys((*_cached_models(), *WELL_KNOWN))
-            info = ask_hub("model", name, revision, lambda: list(known))
+            info = ask_hub("model", name, revision, lambda: [*_cached_models(), *WELL_KNOWN])
         except ConnectionError as error:
             offline, reason = True, str(error)
         else:
@@ -149,17 +144,15 @@ def _from_hub(
                 name, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED), local_files_only=offline, **options
             )
     except Exception as error:
-        raise _explain(error, name, offline, reason) from error
+        if offline:
+            nearest = did_you_mean(name, (*_cached_models(), *EMBEDDED_NAMES))
+            fix = nearest or "Pass a local folder, or connect to the network and try again."
+            problem = f"the model {name!r} is not (completely) on this machine and {reason}"
+        else:
+            fix = "Run the same command again: what has arrived is kept."
+            problem = f"the download of the model {name} was interrupted ({short_text(error)})"
+        raise ResourceError(problem, fix=fix) from error
     return Path(folder)
-
-
-def _explain(error: Exception, name: str, offline: bool, reason: str) -> TunesmithError:
-    if offline:
-        nearest = did_you_mean(name, (*_cached_models(), *EMBEDDED_NAMES))
-        fix = nearest or "Pass a local folder, or connect to the network and try again."
-        return ResourceError(f"the model {name!r} is not (completely) on this machine and {reason}", fix=fix)
-    fix = "Run the same command again: what has arrived is kept."
-    return ResourceError(f"the download of the model {name} was interrupted ({short_text(error)})", fix=fix)
 
 
 def _cached_models() -> list[str]:
@@ -185,7 +178,11 @@ def load_tokenizer(path_or_name: str | Path | None = None, **options: Any) -> An
     from transformers import AutoTokenizer
 
     folder = resolve_model(path_or_name, **options, need_weights=False)
-    _refuse_code(folder)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        fix = f"One of these files is needed: {', '.join(TOKENIZER_FILES)}."
+        raise ConfigError("has no tokenizer", where=str(folder), fix=fix)
+    read_config_file(folder)
+    read_json_object(folder / "tokenizer_config.json")
     with naming("the tokenizer cannot be loaded", folder):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         if tokenizer.pad_token is None:
@@ -226,14 +223,6 @@ def position_limit(config: Any) -> int | None:
     return rows - offset
 
 
-def _refuse_code(folder: Path) -> None:
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        fix = f"One of these files is needed: {', '.join(TOKENIZER_FILES)}."
-        raise ConfigError("has no tokenizer", where=str(folder), fix=fix)
-    read_config_file(folder)
-    refuse_code(read_json_object(folder / "tokenizer_config.json"), folder / "tokenizer_config.json")
-
-
 def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, where: str) -> None:
     """Raise a ConfigError if the tokenizer uses a segment id for pairs that the model doesn't have."""
     known = config.get("type_vocab_size")
@@ -261,23 +250,24 @@ _SIZES = ("hidden_size", "dim", "intermediate_size", "hidden_dim", "vocab_size",
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Load the object in a JSON file; {} if there is no file. A damaged or huge file, or a different type, is a ConfigError."""
+    """Return the object in a JSON file of a model folder; {} if there is no file.
+
+    A damaged or huge file, a different type, or a file that names Python code to run is a ConfigError.
+    """
     if not file.is_file():
         return {}
     try:
-        size = file.stat().st_size
-        if size > LONGEST_FILE:
-            raise ConfigError(f"has {size:,} bytes; the limit is {LONGEST_FILE:,}", where=str(file))
-        stored = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        stored = json.loads(read_plain(file, LONGEST_FILE, follow=True).decode(), parse_constant=_refuse_constant)
         json.dumps(stored, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair can't be encoded
-    except ConfigError:
-        raise
     except UnicodeEncodeError:
         raise ConfigError("contains half of a surrogate pair, which is not a character", where=str(file)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be read as JSON ({error})", where=str(file)) from None
     if not isinstance(stored, dict):
         raise ConfigError("is not a JSON object", where=str(file))
+    if "auto_map" in stored:
+        problem = "asks to run Python code from the model folder (auto_map), which tunesmith never does"
+        raise ConfigError(problem, where=str(file), fix="Use a model whose architecture is part of transformers.")
     return stored
 
 
@@ -285,22 +275,33 @@ def read_config_file(folder: Path) -> dict[str, Any]:
     """Load config.json; {} if there is none (a folder with only a tokenizer). Absurd sizes are refused."""
     file = folder / "config.json"
     config = read_json_object(file)
-    refuse_code(config, file)
-    _check_labels(config, str(file))
-    for path, value in _walk(config, ()):
-        _check_value(path, value, str(file))
-    for key in _SIZES:
-        value = config.get(key, 1)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"{key} is {value!r}, not a positive whole number", where=str(file))
+    problem = next(_config_problems(config), None)
+    if problem is not None:
+        raise ConfigError(problem, where=str(file))
     return config
 
 
-def refuse_code(stored: dict[str, Any], file: Path) -> None:
-    """Raise a ConfigError if the file names Python code to run."""
-    if "auto_map" in stored:
-        problem = "asks to run Python code from the model folder (auto_map), which tunesmith never does"
-        raise ConfigError(problem, where=str(file), fix="Use a model whose architecture is part of transformers.")
+def _config_problems(config: dict[str, Any]) -> Iterator[str]:
+    count, names = config.get("num_labels"), config.get("id2label")
+    if names is not None and not (isinstance(names, dict) and all(re.fullmatch("[0-9]{1,9}", key) for key in names)):
+        yield "id2label is not a table of whole numbers and names"
+    for field, found in (("num_labels", count), ("id2label", len(names or ()))):
+        if isinstance(found, int) and found > MOST_LABELS:
+            yield f"{field} asks for {found} labels; the limit is {MOST_LABELS}"
+    for path, value in _walk(config, ()):
+        name = _spell(path)
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{name} is {value}, not a finite number"
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        if abs(value) > LARGEST_NUMBER:
+            yield f"{name} is {str(value)[:40]}; the limit is {LARGEST_NUMBER}"
+        if value > MOST_LAYERS and _REPEATED.fullmatch(path[-1]):
+            yield f"{name} is {value}: a model of that many parts; the limit is {MOST_LAYERS}"
+    for key in _SIZES:
+        value = config.get(key, 1)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            yield f"{key} is {value!r}, not a positive whole number"
 
 
 def name_field(config: dict[str, Any], size: int) -> str:
@@ -321,37 +322,8 @@ def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
         yield path, value
 
 
-def _check_value(path: tuple[str, ...], value: Any, where: str) -> None:
-    name = _spell(path)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{name} is {value}, not a finite number", where=where)
-    if not isinstance(value, int) or isinstance(value, bool):
-        return
-    if abs(value) > LARGEST_NUMBER:
-        raise ConfigError(f"{name} is {_short(value)}; the limit is {LARGEST_NUMBER}", where=where)
-    if value > MOST_LAYERS and _REPEATED.fullmatch(path[-1]):
-        raise ConfigError(f"{name} is {value}: a model of that many parts; the limit is {MOST_LAYERS}", where=where)
-
-
-def _check_labels(config: dict[str, Any], where: str) -> None:
-    count, names = config.get("num_labels"), config.get("id2label")
-    if names is not None and not (isinstance(names, dict) and all(_is_id(key) for key in names)):
-        raise ConfigError("id2label is not a table of whole numbers and names", where=where)
-    for field, found in (("num_labels", count), ("id2label", len(names or ()))):
-        if isinstance(found, int) and found > MOST_LABELS:
-            raise ConfigError(f"{field} asks for {found} labels; the limit is {MOST_LABELS}", where=where)
-
-
-def _is_id(key: str) -> bool:
-    return key.isascii() and key.isdecimal() and len(key) < 10
-
-
 def _spell(path: tuple[str, ...]) -> str:
     return ".".join(name if len(name) <= 60 else f"{name[:57]}..." for name in path)
-
-
-def _short(number: int) -> str:
-    return str(number) if abs(number) < 10**30 else f"a number of {number.bit_length()} bits"
 
 
 def _refuse_constant(word: str) -> Any:
@@ -361,56 +333,40 @@ def _refuse_constant(word: str) -> Any:
 LONGEST_HEADER = 8_000_000
 """Bytes. Real headers have about 100 bytes per tensor; the library would parse 100 MB."""
 MOST_TENSORS = 50_000
-BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 8),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
-    **dict.fromkeys(("U32", "I32", "F32"), 32),
-    **dict.fromkeys(("U64", "I64", "F64"), 64),
-}
-
-
-def check_tensor_file(file: Path) -> None:
-    """Raise a ConfigError unless this is a regular file whose header describes exactly the bytes after it."""
-    _read_header(file)
 
 
 def count_parameters(folder: Path) -> int:
     """Count the parameters of a model folder from the headers of its files."""
-    headers = [_read_header(file) for file in sorted(folder.glob("*.safetensors"))]
+    headers = [read_tensor_header(file) for file in sorted(folder.glob("*.safetensors"))]
     return sum(math.prod(entry["shape"]) for header in headers for entry in header.values())
 
 
-def _read_header(file: Path) -> dict[str, Any]:
+def read_tensor_header(file: Path) -> dict[str, Any]:
+    """Return name -> type, shape and place of the tensors.
+
+    Anything but a regular file whose header describes exactly the bytes after it is a ConfigError.
+    """
+    from safetensors import SafetensorError, safe_open
+
     try:
-        return _check(file)
-    except (ValueError, RecursionError, TypeError, KeyError, OverflowError, OSError) as error:
-        if isinstance(error, ConfigError):
-            raise
+        if not stat.S_ISREG(file.stat().st_mode):  # before it is opened: a pipe would wait forever
+            raise ValueError("not a regular file")
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > LONGEST_HEADER:
+                raise ValueError(f"a header of {length} bytes; the limit is {LONGEST_HEADER}")
+            header = json.loads(stream.read(length).decode("utf-8"), object_pairs_hook=_without_duplicates)
+        if not isinstance(header, dict):
+            raise ValueError("the header does not begin with {")
+        header.pop("__metadata__", None)
+        if len(header) > MOST_TENSORS:
+            raise ValueError(f"{len(header)} tensors; the limit is {MOST_TENSORS}")
+        with safe_open(file, framework="numpy"):  # the library checks that tensors fill the file exactly
+            return header
+    except (SafetensorError, ValueError, RecursionError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         fix = "Download it again."
         raise ConfigError(f"is not a safetensors file ({str(reason)[:120]})", where=str(file), fix=fix) from None
-
-
-def _check(file: Path) -> dict[str, Any]:
-    info = file.stat()  # before it is opened: a pipe would wait forever
-    if not stat.S_ISREG(info.st_mode):
-        raise ValueError("not a regular file")
-    with file.open("rb") as stream:
-        first = stream.read(8)
-        length = int.from_bytes(first, "little")
-        if len(first) < 8 or length < 2 or length > info.st_size - 8:
-            raise ValueError(f"a header of {length} bytes in a file of {info.st_size}")
-        if length > LONGEST_HEADER:
-            raise ValueError(f"a header of {length} bytes; the limit is {LONGEST_HEADER}")
-        text = stream.read(length)
-    if not text.startswith(b"{"):
-        raise ValueError("the header does not begin with {")
-    header: dict[str, Any] = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
-    header.pop("__metadata__", None)
-    if len(header) > MOST_TENSORS:
-        raise ValueError(f"{len(header)} tensors; the limit is {MOST_TENSORS}")
-    _check_places(header, info.st_size - 8 - length)
-    return header
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -418,23 +374,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a name is in the header twice")
     return found
-
-
-def _check_places(header: dict[str, Any], size: int) -> None:
-    """Check that tensors fill the file without gaps or overlaps."""
-    at = 0
-    for name, entry in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
-        start, end = entry["data_offsets"]
-        if any(type(side) is not int or side < 0 for side in entry["shape"]):
-            raise ValueError(f"{name} has the shape {entry['shape']}")
-        bits = math.prod(entry["shape"]) * BITS[entry["dtype"]]
-        if not type(start) is type(end) is int or start != at or (end - start) * 8 != bits:
-            raise ValueError(
-                f"{name} does not start at the end of the previous tensor, or its size does not match its shape"
-            )
-        at = end
-    if at != size:
-        raise ValueError(f"the tensors have {at} bytes, the file has {size} for them")
 
 
 IDLE = (

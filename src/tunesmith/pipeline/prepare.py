@@ -404,7 +404,7 @@ def require_same_run(config: RunConfig, run: RunDir) -> None:
     with_identity = next((f for f in (run.model, *run.checkpoints()[::-1]) if "config" in read_manifest(f)), run.model)
     stored = read_manifest(with_identity)
     data = read_run_data(config, {}, lambda what, done, total: None)
-    length = read_facts(run.model, read_config_file(run.model)).max_length or 0
+    length = read_facts(run.model).max_length or 0
     tokenizer = tokenizer_content(load_run_tokenizer(config, data.folder), length)
     given = {**to_dict(config), "eval_steps": config.evaluation_steps}
     given = {name: value for name, value in given.items() if name not in INERT and value not in (None, "auto")}

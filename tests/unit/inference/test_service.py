@@ -112,7 +112,6 @@ def test_long_request_does_not_delay_short_ones(runs: Path, fake: Any, monkeypat
         assert shares == pytest.approx([0.01, 0.4, 0.4, 0.4, 1.0, 0.1, 0.9], abs=1e-6)
 
     asyncio.run(together())
-    batcher.close()
     assert fake.batches == [1, 2, 1, 1, 2]
 
 
@@ -213,6 +212,5 @@ def test_batched_equals_unbatched(trained: RunDir) -> None:
         return await asyncio.gather(*(batcher.classify(Texts((text,), None)) for text in TEXTS))
 
     found = np.array([shares(results)[0] for results in asyncio.run(together())])
-    batcher.close()
     np.testing.assert_allclose(found, alone, atol=1e-5)
     assert (found.argmax(axis=1) == alone.argmax(axis=1)).all()

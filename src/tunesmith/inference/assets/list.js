@@ -49,8 +49,9 @@ const arrange = () => {
     return sign * compare(a, b) || one.run.place - two.run.place;
   });
   sorted.forEach((row, place) => { if (rows.children[place] !== row) rows.insertBefore(row, rows.children[place] || null); });
+  const falling = ["when", "result"].includes(order.value);  // newest and best first
   for (const head of document.querySelectorAll("th[data-by]")) {
-    if (head.dataset.by === order.value) head.setAttribute("aria-sort", turned ? "descending" : "ascending");
+    if (head.dataset.by === order.value) head.setAttribute("aria-sort", turned === falling ? "ascending" : "descending");
     else head.removeAttribute("aria-sort");
   }
 };
