@@ -263,7 +263,6 @@ def ask_board(folder: str) -> int:
             bad = 1
             print(path, status, lost, text[:300])
     board.close()
-    board.stop()
     return bad
 
 
