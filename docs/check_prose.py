@@ -56,7 +56,8 @@ IN_TEXTS = {
     r"(?-i:(^|[.:;] ))Give\b": "Set, pass, run",
     r"\b(cut short|is cut|are cut)\b": "truncated",
     r"\ball the same\b": "anyway",
-    r"\bdiffers? otherwise\b": "differs",
+    r"\bleave (\S+ ){1,3}out\b": "omit",
+    r"\b(differs? otherwise|started with something else)\b": "differs, with different settings",
 }
 """Patterns for pages, help and messages, which users read; docstrings and comments may use these words."""
 MOST_NAME_CHARACTERS = 60

@@ -298,7 +298,7 @@ def require_same(path: Path, known: os.stat_result) -> None:
         raise ResourceError(
             "was removed, renamed or replaced while the run wrote to it; nothing more is written",
             where=str(path),
-            fix="Put it back, then run the same command again.",
+            fix="Restore it, then run the same command again.",
         )
 
 

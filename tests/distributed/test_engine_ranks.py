@@ -69,5 +69,5 @@ def test_evaluation_gathers_every_row_once_in_order(ranks: list[Results]) -> Non
 def test_different_seeds_are_refused_on_every_rank(ranks: list[Results]) -> None:
     for rank in ranks:
         line = rank["disagree"]
-        assert "the ranks were not started with the same thing" in line
+        assert "the ranks were started with different settings" in line
         assert "seed is 3 on rank 0 and 4 on rank 1" in line

@@ -90,7 +90,7 @@ def test_two_nodes_equal_one_even_after_a_node_is_lost(nodes: tuple[str, str], t
     assert ended.code == 0, ended.err[-3000:]
     lost = on_nodes(nodes, *words("two"), fault="step.end:kill:7")
     assert [one.code for one in lost] == [1, 1], "torchrun itself ends with 1"
-    assert "no longer answers" in lost[0].err + lost[1].err, lost
+    assert "no longer responds" in lost[0].err + lost[1].err, lost
     shutil.copytree(tmp_path / "two", tmp_path / "less")
 
     for one in on_nodes(nodes, *words("two")):

@@ -82,7 +82,7 @@ def test_missing_rank_is_awaited_until_the_timeout(bench: Any, folder: Path) -> 
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ended = engine(folder, env=alone | meeting, options={"rank_timeout": 2})
     assert ended.code == 7, ended.log[-1500:]
-    assert "rank 0 of 2 did not meet the others" in ended.last_line
+    assert "rank 0 of 2 could not connect to the others" in ended.last_line
     assert ended.seconds[0] < patient(15)
 
 

@@ -54,7 +54,7 @@ def test_wrong_name_error_suggests_nearest_name(client: Any, call: Any) -> None:
     )
     assert {a.error for a in (name, config, several)} == {"ConfigError"}
     assert name.line == "there is no Hub dataset named 'gleu'. Did you mean 'glue'?"
-    listed = "--dataset_config_name takes one of: mrpc, broken"
+    listed = "Set --dataset_config_name to one of: mrpc, broken"
     assert config.line == f"the dataset nyu-mll/glue has no config 'mrcp'. Did you mean 'mrpc'? {listed}"
     assert several.line == f"the dataset nyu-mll/glue has several configs. {listed}"
 

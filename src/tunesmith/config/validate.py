@@ -123,7 +123,7 @@ def _check_best(config: RunConfig) -> Iterator[Problem]:
         yield "recipe", "best needs a time_budget", "Add --time_budget 20m, for example"
     given = [name for name, usual in (("folds", None), ("fold", None), ("seeds", 1)) if getattr(config, name) != usual]
     for name in given:
-        yield name, "cannot be used together with recipe best, which makes its own folds", "Leave it out"
+        yield name, "cannot be used together with recipe best, which makes its own folds", "Omit it"
     if config.resume_from_checkpoint:
         yield "resume_from_checkpoint", "has no meaning for recipe best", "The same command resumes by itself"
 
@@ -164,7 +164,7 @@ def _check_class_weights(config: RunConfig) -> Iterator[Problem]:
     if weights is None:
         return
     if config.do_regression:
-        yield "class_weights", "has no meaning for regression", "Leave it out"
+        yield "class_weights", "has no meaning for regression", "Omit it"
     if weights == "balanced":
         return
     if any(weight <= 0 for weight in weights):
@@ -219,7 +219,7 @@ def _check_engine(config: RunConfig) -> Iterator[Problem]:
     if config.bf16 and config.fp16:
         yield "fp16", "cannot be used together with bf16", "Set one of them; bf16 if the GPU supports it"
     if config.use_cpu and config.cuda_graphs == "on":
-        yield "cuda_graphs", "on needs a GPU, but use_cpu is set", "Leave one of them out"
+        yield "cuda_graphs", "on needs a GPU, but use_cpu is set", "Omit one of them"
     options = (config.lr_scheduler_type, config.lr_scheduler_kwargs, config.decided.learning_rate)
     for text, fix in schedule_problems(*options):
         yield "lr_scheduler_kwargs", text, fix
@@ -270,7 +270,7 @@ def schedule_problems(kind: str, options: Mapping[str, Any], learning_rate: floa
     known = SCHEDULE_OPTIONS[kind]
     for name, value in options.items():
         if name not in known:
-            takes = f"It takes {', '.join(known)}" if known else "It takes none: leave them out"
+            takes = f"It accepts {', '.join(known)}" if known else "It accepts none: omit them"
             yield f"{kind} has no {name!r}", did_you_mean(name, known) or takes
         elif not name.endswith("_type"):
             yield from _number_problems(name, value)

@@ -77,7 +77,7 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
         known = re.findall(r"'([^']+)'", listing[1]) if listing else []
         hint = did_you_mean(config_name, known) if config_name else None
         problem = f"has no config {config_name!r}" if config_name else "has several configs"
-        listed = f"--dataset_config_name takes one of: {', '.join(known)}"
+        listed = f"Set --dataset_config_name to one of: {', '.join(known)}"
         return ConfigError(f"the dataset {name} {problem}", fix=f"{hint} {listed}" if hint else listed)
     if isinstance(error, DatasetNotFoundError):
         return ConfigError(f"the dataset {name} is not available: {short_text(error)}")
@@ -86,7 +86,7 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
     if empty or isinstance(error, FileNotFoundDatasetsError):
         return DataError(f"the dataset {title} has no data files that can be read ({short_text(error)})")
     if isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "httpcore", "huggingface_hub")):
-        fix = "Run the same command again: what has arrived is kept."
+        fix = "Run the same command again: finished parts of the download are kept."
         return ResourceError(f"the download of the dataset {name} was interrupted ({short_text(error)})", fix=fix)
     return DataError(f"the dataset {title} cannot be read ({short_text(error.__cause__ or error)})")
 
@@ -105,7 +105,7 @@ def _from_disk(name: str, config_name: str | None) -> DatasetDict | None:
     copies = [c for c in copies if config_name in (None, c.parts[-3])]
     configs = sorted({c.parts[-3] for c in copies})
     if len(configs) > 1:
-        fix = f"--dataset_config_name takes one of: {', '.join(configs)}"
+        fix = f"Set --dataset_config_name to one of: {', '.join(configs)}"
         raise ConfigError(f"the dataset {name} has several configs", fix=fix)
     if not copies:
         return None

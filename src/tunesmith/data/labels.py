@@ -539,7 +539,7 @@ def _put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | N
     if len(naming.names) != 2:
         if asked is not None:
             problem = f"--positive_label is about two classes, and there are {len(naming.names)}"
-            raise ConfigError(problem, fix="Leave it out.")
+            raise ConfigError(problem, fix="Omit it.")
         return naming
     positive = asked
     switches = ({"0", "1"}, {"0.0", "1.0"}, {"false", "true"})

@@ -251,7 +251,7 @@ def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes:
         problem = f"--split_column_name: no column {asked!r}; found: {', '.join(train.column_names)}"
         raise DataError(problem, where=train.origin, fix=did_you_mean(asked, train.column_names))
     if asked is not None and len(sources) > 1:
-        raise ConfigError("--split_column_name is about one file with all rows", fix="Set only --train_file.")
+        raise ConfigError("--split_column_name requires a single file with all rows", fix="Set only --train_file.")
     name = asked or next((n for n in train.column_names if n.lower().strip() in SPLIT_COLUMNS), None)
     if name is None:
         return dict(sources)
@@ -289,7 +289,7 @@ def _hold_out(
     fraction, seed, fold = config.validation_split_fraction, _seed(config), config.fold
     given = any(split.startswith("validation") for split in parts)
     if given and fold is not None:
-        problem = "--folds takes its validation rows from the training rows, and there are validation rows already"
+        problem = "--folds uses training rows for validation, but there is a validation set"
         raise ConfigError(problem, fix="Omit --folds, or put all labeled rows into one training file.")
     if given:
         return parts

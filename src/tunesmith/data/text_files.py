@@ -348,7 +348,7 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
     names = [name or f"unnamed_{k}" for k, name in enumerate(header, start=1)]
     for k, name in enumerate(names):
         if name in (LINE_COLUMN, BAD_COLUMN):
-            fix = "tunesmith keeps line numbers under it; rename the column."
+            fix = "tunesmith stores line numbers in a column of this name; rename the column."
             raise DataError(f"the column name {name!r} is taken", where=f"{origin}:1:{k + 1}", fix=fix)
         if name in names[:k]:
             problem = f"column {name!r} appears twice in the header (fields {names.index(name) + 1} and {k + 1})"
@@ -411,7 +411,7 @@ def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
     if found:
         likely = DELIMITER_NAMES[max(found, key=only.count)]
         own = DELIMITER_NAMES.get(dialect.delimiter, repr(dialect.delimiter))
-        problem = f"the header is one field, {only[:60]!r}: fields look set apart by {likely}, not by {own}"
+        problem = f"the header is one field, {only[:60]!r}: fields seem to be separated by {likely}, not by {own}"
         raise DataError(problem, where=f"{origin}:1", fix=f"Set --delimiter {likely}.")
 
 

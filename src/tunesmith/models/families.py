@@ -324,7 +324,7 @@ def set_pooling(model: nn.Module, pooling: Pooling) -> None:
     if pooling not in poolings_of(model):
         raise ConfigError(
             f"--pooling {pooling} is not possible for {model.config.model_type}",  # type: ignore[union-attr]
-            fix="Leave it out, or use --pooling pooler: the model's own way.",
+            fix="Omit it, or use --pooling pooler: the model's own pooling.",
         )
     config: Any = model.config
     if config.model_type == "modernbert":

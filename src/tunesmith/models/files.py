@@ -113,7 +113,7 @@ def _no_weights(where: str, names: list[str]) -> TunesmithError:
     pickles = [n for n in names if n.endswith(PICKLES) and not n.startswith("training_args")]
     if pickles:
         return ConfigError(
-            f"has its weights only as {pickles[0]}, a pickle, which can run code when it is loaded and is never read",
+            f"has its weights only as {pickles[0]}, a pickle, which can run code when it is loaded, so tunesmith never reads it",
             where=where,
             fix="Use a copy with model.safetensors (save_pretrained writes it; most Hub models have it).",
         )
@@ -149,7 +149,7 @@ def _from_hub(
             fix = nearest or "Pass a local folder, or connect to the network and try again."
             problem = f"the model {name!r} is not (completely) on this machine and {reason}"
         else:
-            fix = "Run the same command again: what has arrived is kept."
+            fix = "Run the same command again: finished parts of the download are kept."
             problem = f"the download of the model {name} was interrupted ({short_text(error)})"
         raise ResourceError(problem, fix=fix) from error
     return Path(folder)
@@ -233,7 +233,7 @@ def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, w
         problem = (
             f"the tokenizer assigns segment {highest} to the second text, but the model has only {known} segment(s)"
         )
-        fix = 'Use the tokenizer that belongs to the model, or leave "token_type_ids" out of its model_input_names.'
+        fix = 'Use the tokenizer that belongs to the model, or remove "token_type_ids" from its model_input_names.'
         raise ConfigError(problem, where=where, fix=fix)
 
 
@@ -266,7 +266,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ConfigError("is not a JSON object", where=str(file))
     if "auto_map" in stored:
-        problem = "asks to run Python code from the model folder (auto_map), which tunesmith never does"
+        problem = "requires Python code from the model folder (auto_map), which tunesmith never does"
         raise ConfigError(problem, where=str(file), fix="Use a model whose architecture is part of transformers.")
     return stored
 

@@ -50,7 +50,7 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
         )
     free = _free_memory()
     if free is not None and 4 * total > free:
-        problem = f"the model takes {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free"
+        problem = f"the model needs {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free"
         raise ResourceError(problem, where=str(folder))
 
 
@@ -269,7 +269,7 @@ class HeadNames:
         """Return the error for labels that don't match the outputs of this head."""
         theirs, ours = ", ".join(self.names[:6]), ", ".join(names[:6])
         if match_names(self.names, names) is not None:
-            fix = "Leave --label_names out: the order of the model is used."
+            fix = "Omit --label_names: the order of the model is used."
         else:
             fix = (
                 f"If they mean the same in this order, set --label_names {','.join(self.names)}; "

@@ -117,7 +117,7 @@ def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) ->
     `one_of_many`: the run is part of `--recipe best`.
     """
     trackers = [name for name in config.report_to if name not in ("none", "all") and not is_installed(name)]
-    fix = "pip install 'tunesmith[trackers]', or leave it out: journal.jsonl has every number."
+    fix = "Run: pip install 'tunesmith[trackers]', or omit it: journal.jsonl contains every value."
     problems = [f"--report_to {name} needs the package {name}. {fix}" for name in trackers]
     if config.recipe == "best" and not one_of_many:
         problems.append(
@@ -245,8 +245,8 @@ def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) ->
     while longer > length and np.minimum(lengths, longer).sum() > MOST_TOKENS * tokens:
         longer //= 2
     if longer > length:
-        return Decision("long_texts", "full", f"{why}, and the model takes {longer}"), longer
-    why += ", which is all the model takes; head_tail is for texts that end with what matters"
+        return Decision("long_texts", "full", f"{why}, and the model accepts {longer}"), longer
+    why += ", which is the limit of the model; use head_tail if the end of a text matters"
     return Decision("long_texts", "head", why), length
 
 

@@ -412,7 +412,7 @@ def require_same_run(config: RunConfig, run: RunDir) -> None:
     changed, _ = differences(with_identity, _identity(options, data.bundle, stored.get("versions", {})))
     if changed:
         raise CheckpointError(
-            f"contains a finished run that was started with something else: {'; '.join(changed)}",
+            f"contains a finished run with different settings or data: {'; '.join(changed)}",
             where=str(run.path),
             fix="Set a different --output_dir, or remove the folder to train again.",
         )

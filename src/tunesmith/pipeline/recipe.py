@@ -296,7 +296,7 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
     yield Decision("weight_decay", 0.0, "decay gained nothing")
     yield from _metric(facts)
     if facts.judged is not None and facts.judged < FEW_JUDGED and config.early_stopping_patience is None:
-        why = f"{facts.judged} validation rows cannot tell which weights are the best"
+        why = f"{facts.judged} validation rows are too few to select the best weights"
         yield Decision("load_best_model_at_end", False, why)
 
 

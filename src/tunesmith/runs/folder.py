@@ -196,7 +196,7 @@ def verify(
             if size != entry["size"]:
                 raise CheckpointError(f"has {size} bytes instead of {entry['size']}", where=str(file))
             if hashed(file) != entry["sha256"]:
-                raise CheckpointError("its bytes are not those that were written (sha256 differs)", where=str(file))
+                raise CheckpointError("was modified (sha256 differs)", where=str(file))
         except OSError as error:
             raise CheckpointError(f"cannot be read ({error.strerror})", where=str(file)) from error
     return manifest
@@ -213,7 +213,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError("is damaged", where=str(file)) from error
     if stored != _own_hash(manifest):
-        raise CheckpointError("is damaged (its own hash differs)", where=str(file))
+        raise CheckpointError("is damaged (its own sha256 differs)", where=str(file))
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"has format {manifest.get('format')}, this version reads {FORMAT}", where=str(file))
     if not isinstance(manifest.get("files"), dict):
@@ -221,7 +221,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     for name, entry in manifest["files"].items():
         known = isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
         if not known or os.path.isabs(name) or not {"..", "\0"}.isdisjoint((*Path(name).parts, *name)):
-            raise CheckpointError(f"lists {name[:60]!r}, which we do not write", where=str(file))
+            raise CheckpointError(f"lists {name[:60]!r}, which tunesmith does not write", where=str(file))
     return dict(manifest)
 
 

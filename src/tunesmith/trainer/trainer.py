@@ -673,7 +673,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             f"step {step}: {what}{name and ' of '}{name} is NaN or infinite ({place}); the update was skipped"
             + (f"; last good checkpoint: {last.name}" if last is not None else ""),
             where=str(where),
-            fix="Lower learning_rate, use bf16 instead of fp16, or look at these rows.",
+            fix="Lower learning_rate, use bf16 instead of fp16, or check these rows.",
         )
 
     def _rows_of_batches(self, end: int, count: int) -> list[int]:

@@ -78,7 +78,7 @@ def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]
     stored = read_manifest(folder)
     known = isinstance(stored.get("config"), dict) and isinstance(stored.get("versions"), dict)
     if not known or not {"data", "labels"} <= stored.keys():
-        raise CheckpointError("does not say what its run was made from", where=str(folder))
+        raise CheckpointError("has no record of the data, model and options of its run", where=str(folder))
     old, new = stored["config"], identity.config
     names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
     names = [k for k in names if k != TOKENIZER_FILE or k in old]
@@ -572,7 +572,7 @@ def to_plain(value: Any, name: str, tensors: dict[str, torch.Tensor] | None = No
         return items if isinstance(value, list) else {KIND: "tuple", "value": items}
     raise ConfigError(
         f"{name} is a {type(value).__name__}: only numbers, text, tensors, lists and dicts are saved or sent to other ranks",
-        fix="If it is state of an optimizer or scheduler: leave it out of its state_dict(), or set save_strategy='no'.",
+        fix="If it is state of an optimizer or scheduler, remove it from its state_dict(), or set save_strategy='no'.",
     )
 
 

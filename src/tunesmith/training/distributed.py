@@ -148,7 +148,7 @@ def make_runtime(
         accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=timeout or None)
     except torch.distributed.DistError as error:
         raise WorkerError(
-            f"rank {os.environ.get('RANK', '?')} of {asked} did not meet the others: {short_text(error)}",
+            f"rank {os.environ.get('RANK', '?')} of {asked} could not connect to the others: {short_text(error)}",
             fix="Check the output of the other ranks; --ddp_timeout sets how long a rank waits.",
         ) from error
     if accelerator.num_processes < asked:
@@ -167,7 +167,7 @@ def _require_precision(precision: Precision, device: torch.device) -> None:
     """Raise a ConfigError if the device doesn't support this precision."""
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError(
-            "fp16 needs a GPU, and this run is on a CPU", fix="Leave --fp16 out, or use --bf16, which a CPU can do."
+            "fp16 needs a GPU, and this run is on a CPU", fix="Omit --fp16, or use --bf16, which works on a CPU."
         )
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ConfigError("this GPU has no bf16", fix="Use --fp16.")
@@ -244,7 +244,7 @@ class RankRoster:
     def lost(self, who: str) -> WorkerError:
         """Return the error that ends this rank."""
         fix = "Its own output says why. The same command resumes from the last checkpoint."
-        return WorkerError(f"{who} no longer answers; rank {self.rank} ends", fix=fix)
+        return WorkerError(f"{who} no longer responds; rank {self.rank} ends", fix=fix)
 
     def explain(self, error: RuntimeError) -> WorkerError | None:
         """Return the error of a lost rank, with its number if that can be seen; None if the error is about something else."""

@@ -106,8 +106,8 @@ def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began
     empty = before + 1 if step == began else 0
     if empty == 2:
         raise DataError(
-            f"{type(batches).__name__} gave no window in two epochs, at step {step} of {plan.num_steps}",
-            fix="A source that can be read once ends there: pass one whose windows(epoch) starts again, or train fewer steps.",
+            f"{type(batches).__name__} returned no window in two epochs, at step {step} of {plan.num_steps}",
+            fix="Pass batches whose windows(epoch) can be iterated again, or train fewer steps.",
         )
     return empty
 
@@ -204,7 +204,7 @@ def require_agreement(runtime: Runtime, facts: Mapping[str, Any]) -> None:
     ]
     if wrong:
         raise ConfigError(
-            f"the ranks were not started with the same thing: {'; '.join(sorted(wrong)[:5])}",
+            f"the ranks were started with different settings: {'; '.join(sorted(wrong)[:5])}",
             fix="Start every rank with the same command, config and data.",
         )
 

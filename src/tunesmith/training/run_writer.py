@@ -181,9 +181,9 @@ class RunWriter:
         if found and not self.allow_changed:
             # the position in the data would have a different meaning
             raise CheckpointError(
-                f"this run was started with something else: {'; '.join(found)}",
+                f"this run was started with different settings or data: {'; '.join(found)}",
                 where=str(folder),
-                fix="Put it back, set a different --output_dir, or set --allow_changed_data to resume anyway.",
+                fix="Restore it, set a different --output_dir, or set --allow_changed_data to resume anyway.",
             )
         load_checkpoint(folder, self.state, settings=not found)
         notes = [f"resumes although {text}" for text in found] + versions
@@ -349,7 +349,7 @@ class RunWriter:
             f"step {event.step}: {event.what} {event.tensor} is NaN or infinite (training rows {rows}); the update was skipped"
             + (f"; last good checkpoint: {last.name}" if last is not None else ""),
             where=str(self.run.path),
-            fix="Lower --learning_rate, use --bf16 instead of --fp16, or look at these rows.",
+            fix="Lower --learning_rate, use --bf16 instead of --fp16, or check these rows.",
         )
 
     @contextmanager

@@ -185,7 +185,7 @@ def _make_room(state: TrainState, window: Window, error: BaseException) -> None:
     if state.phase != "gradients":
         raise ResourceError(
             f"out of memory in the update of step {state.step + 1}, or in a callback after it; it cannot be repeated",
-            fix="Free memory on the device, then resume from the last checkpoint, which is whole.",
+            fix="Free memory on the device, then resume from the last checkpoint, which is intact.",
         ) from error
     if state.speedups is None or not state.speedups.free_memory():
         largest = max(len(b) for b in window.micro_batches)

@@ -159,12 +159,15 @@ def _schedule(kind: str, **options: Any) -> dict[str, Any]:
         ({"bf16": True, "fp16": True}, "fp16: cannot be used together with bf16"),
         ({"use_cpu": True, "cuda_graphs": "on"}, "cuda_graphs: on needs a GPU, but use_cpu is set"),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_kwargs: cosine_with_min_lr needs min_lr"),
-        ({"lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs: linear has no 'power'. It takes none"),
+        ({"lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs: linear has no 'power'. It accepts none"),
         (
             _schedule("cosine", num_cycle=2),
             "lr_scheduler_kwargs: cosine has no 'num_cycle'. Did you mean 'num_cycles'?",
         ),
-        (_schedule("polynomial", num_cycles=2), "lr_scheduler_kwargs: polynomial has no 'num_cycles'. It takes lr_end"),
+        (
+            _schedule("polynomial", num_cycles=2),
+            "lr_scheduler_kwargs: polynomial has no 'num_cycles'. It accepts lr_end",
+        ),
         (_schedule("cosine", num_cycles="many"), "lr_scheduler_kwargs: num_cycles 'many' is not a number"),
         (_schedule("polynomial", power=-1), "lr_scheduler_kwargs: power -1 is out of range"),
         (_schedule("polynomial", lr_end=1), "lr_scheduler_kwargs: lr_end 1 is not below the learning rate 5e-05"),

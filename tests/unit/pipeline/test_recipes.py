@@ -110,7 +110,7 @@ def test_head_of_few_rows_starts_fitted(train: Any, tmp_path: Path, numbers: boo
 
 def test_last_weights_are_kept_with_few_validation_rows(train: Any, tmp_path: Path) -> None:
     result, said = train(train_data=mood())
-    assert "Recipe: load_best_model_at_end false: 4 validation rows cannot tell which weights are the best." in said
+    assert "Recipe: load_best_model_at_end false: 4 validation rows are too few to select the best weights." in said
     assert result.best_step is None
     assert load_config(result.run.config_file, need_data=False).load_best_model_at_end is False
     _, said = train(train_data=mood(), validation_data=mood(30), output_dir=tmp_path / "more")

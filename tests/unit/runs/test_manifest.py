@@ -51,7 +51,7 @@ def test_changed_manifest_that_parses_is_found(tmp_path: Path) -> None:
     publish_folder(tmp_path / "x", fill, {"step": 7})
     file = tmp_path / "x" / MANIFEST
     file.write_text(file.read_text().replace('"step": 7', '"step": 8'))
-    with pytest.raises(CheckpointError, match="its own hash differs"):
+    with pytest.raises(CheckpointError, match="its own sha256 differs"):
         read_manifest(tmp_path / "x")
 
 
@@ -133,5 +133,5 @@ def test_consistent_manifest_of_another_program_is_refused(tmp_path: Path, files
     body: dict[str, Any] = {"format": 1, "files": files}
     body["self"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     (tmp_path / MANIFEST).write_text(json.dumps(body))
-    with pytest.raises(CheckpointError, match="which we do not write"):
+    with pytest.raises(CheckpointError, match="which tunesmith does not write"):
         verify(tmp_path)
