@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
-from tunesmith.data.text_files import Dialect, parse_delimited
-
+csv.field_size_limit(1 << 20)
 ESCAPED = re.compile(r"^'+[=+\-@＝＋－＠\t\r\n]")
 
 
@@ -17,13 +17,7 @@ def unescape_formula(text: str) -> str:
 
 def read_predictions(path: Path) -> dict[str, list[str]]:
     """Return the columns of a CSV or TSV file written by `write_table`."""
-    header: list[str] = []
-    columns: list[list[str]] = []
     with path.open(encoding="utf-8", newline="") as file:
-        delimiter = "\t" if path.suffix == ".tsv" else ","
-        dialect = Dialect(delimiter, quoting=True, sure=True)
-        for records in parse_delimited([file.read()], origin=str(path), dialect=dialect, on_header=header.extend):
-            columns = columns or [[] for _ in header]
-            for column, values in zip(columns, records.columns, strict=True):
-                column += map(unescape_formula, values)
-    return dict(zip(map(unescape_formula, header), columns or [[] for _ in header], strict=True))
+        rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        header, *cells = [list(map(unescape_formula, row)) for row in rows]
+    return {name: [row[k] for row in cells] for k, name in enumerate(header)}

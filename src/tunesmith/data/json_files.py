@@ -15,15 +15,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, NoReturn
 
 from tunesmith.data.rows import BAD_COLUMN, LINE_COLUMN
-from tunesmith.data.text_files import UnreadableText
-from tunesmith.errors import DataError, did_you_mean
+from tunesmith.data.text_files import line_blocks
+from tunesmith.errors import DataError, did_you_mean, short_text
 
 MAX_DEPTH = 64
-MAX_LINE_CHARS = 16 << 20
 MAX_ARRAY_CHARS = 256 << 20
 MOST_KEYS = 1_000
 """Records with more distinct keys than this are not a table."""
@@ -37,24 +37,18 @@ Record = tuple[int, dict[str, Any]]
 """The line on which an object starts, and the object."""
 
 
-def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, array_allowed: bool) -> Iterator[Any]:
+def json_batches(blocks: Iterable[str], *, origin: str, types: ColumnTypes, array_allowed: bool) -> Iterator[Any]:
     """Yield record batches of the objects in order, with line numbers."""
-    kinds.export, records = convert_export(_json_records(iter(blocks), origin, array_allowed=array_allowed))
+    types.export, records = convert_export(_json_records(iter(blocks), origin, array_allowed=array_allowed))
     while some := list(islice(records, BATCH_ROWS)):
-        yield kinds.batch([record for _, record in some], [number for number, _ in some])
+        yield types.batch([record for _, record in some], [number for number, _ in some])
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------
 
 
 def _json_records(blocks: Iterator[str], origin: str, *, array_allowed: bool) -> Iterator[Record]:
-    head = ""
-    try:
-        for head in blocks:
-            if head.strip():
-                break
-    except UnreadableText as fault:
-        raise fault.at(f"{origin}:1:1") from None
+    head = next((block for block in blocks if block.strip()), "")
     start, blocks = head.lstrip()[:1], chain([head], blocks)
     if start == "[":
         if not array_allowed:
@@ -106,49 +100,25 @@ def rows_of_object(value: dict[str, Any], origin: str) -> list[dict[str, Any]]:
 def line_records(blocks: Iterable[str], origin: str) -> Iterator[Record]:
     """Yield the objects of JSON lines."""
     blank: int | None = None
-    for number, line in text_lines(blocks, origin):
-        if not line.strip(" \t"):
-            blank = blank or number
-            continue
-        if blank is not None:
-            raise DataError("an empty line, expected an object", where=f"{origin}:{blank}", fix="Remove it.")
-        yield number, parse_object(line, f"{origin}:{number}")
-
-
-def text_lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, str]]:
-    """Yield (number, line without its line end); text after the last line end counts as a line."""
-    number, rest = 1, ""
-    try:
-        for block in blocks:
-            lines = _NEWLINE.split(block) if "\r" in block else block.split("\n")
-            lines[0] = rest + lines[0]
-            rest = lines.pop()
-            for line in lines:
-                yield number, line
-                number += 1
-            if len(rest) > MAX_LINE_CHARS:
-                problem = f"a line of more than {MAX_LINE_CHARS >> 20} million characters"
-                raise DataError(problem, where=f"{origin}:{number}", fix="Write one object per line.")
-    except UnreadableText as fault:
-        raise fault.at(f"{origin}:{number}:{len(rest) + 1}") from None
-    if rest:
-        yield number, rest
+    for start, lines in line_blocks(blocks, origin):
+        for number, line in enumerate(lines, start):
+            if not line.strip(" \t\r\n"):
+                blank = blank or number
+                continue
+            if blank is not None:
+                raise DataError("an empty line, expected an object", where=f"{origin}:{blank}", fix="Remove it.")
+            yield number, parse_object(line.rstrip("\r\n"), f"{origin}:{number}")
 
 
 def _whole(blocks: Iterable[str], origin: str) -> str:
     parts: list[str] = []
     size = 0
-    try:
-        for block in blocks:
-            parts.append(block)
-            size += len(block)
-            if size > MAX_ARRAY_CHARS:
-                problem = f"JSON of more than {MAX_ARRAY_CHARS >> 20} million characters"
-                raise DataError(
-                    problem, where=origin, fix="Write one object per line: JSON lines are read as a stream."
-                )
-    except UnreadableText as fault:
-        raise fault.at(f"{origin}:{1 + sum(len(_NEWLINE.findall(part)) for part in parts)}") from None
+    for block in blocks:
+        parts.append(block)
+        size += len(block)
+        if size > MAX_ARRAY_CHARS:
+            problem = f"JSON of more than {MAX_ARRAY_CHARS >> 20} million characters"
+            raise DataError(problem, where=origin, fix="Write one object per line: JSON lines are read as a stream.")
     return "".join(parts)
 
 
@@ -344,16 +314,16 @@ def _majority(answers: Sequence[Any]) -> Any:
 
 # --- records -> columns -----------------------------------------------------------------------------------------------
 
-_WORDS = {"null": "null", "bool": "true/false", "int": "a whole number", "float": "a number", "text": "text"}
-
 
 def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the record with `outer.inner` for each key of an object inside; lists that contain objects as JSON text."""
+    """Return the record with `outer.inner` for each key of an object inside; other objects, also in lists, as JSON text."""
     flat: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, dict) and value and all(isinstance(inner, str) for inner in value):
             flat |= flatten_record(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        elif isinstance(value, dict) or (
+            isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value)
+        ):
             flat[f"{prefix}{key}"] = json.dumps(value, ensure_ascii=False)
         else:
             flat[f"{prefix}{key}" if prefix else key] = value
@@ -364,17 +334,21 @@ class Widened(Exception):
     """A column needs a wider type than the batches already written: the file is read again from the start."""
 
 
-class ColumnKinds:
-    """The type of every column so far, with the first line that has it."""
+_UNFIT = (ValueError, TypeError, OverflowError)
+"""Errors of pyarrow for values that don't fit a type."""
+
+
+class ColumnTypes:
+    """The Arrow type of every column so far, with the first line that has it."""
 
     def __init__(self, origin: str, *, lines: bool) -> None:
         self.origin = origin
         self.lines = lines
-        self.kinds: dict[str, str] = {}
+        self.types: dict[str, Any] = {}
         self.export: str | None = None
         """The annotation tool that wrote the file."""
         self._since: dict[str, int] = {}
-        self._written: dict[str, str] | None = None
+        self._written: dict[str, Any] | None = None
 
     def restart(self) -> None:
         """Start over, with the types found so far."""
@@ -386,118 +360,90 @@ class ColumnKinds:
 
         records = [flatten_record(r) if any(type(v) in (dict, list) for v in r.values()) else r for r in records]
         for record, number in zip(records, numbers, strict=True):
-            if record.keys() != self.kinds.keys():
+            if record.keys() != self.types.keys():
                 self._add_keys(record, number)
-        cells = {name: [record.get(name) for record in records] for name in self.kinds}
-        for name, values in cells.items():
-            self._learn(name, values, numbers)
+        columns = {name: self._array(name, [r.get(name) for r in records], numbers) for name in self.types}
         if self._written is None:
-            self._written = dict(self.kinds)
-        elif self._written != self.kinds:
+            self._written = dict(self.types)
+        elif self._written != self.types:
             raise Widened
-        arrays = [self._array(name, cells[name], numbers) for name in self.kinds]
         if self.lines:
-            return pa.record_batch([*arrays, pa.array(numbers, pa.int64())], names=[*self.kinds, LINE_COLUMN])
-        return pa.record_batch(arrays, names=list(self.kinds))
+            columns[LINE_COLUMN] = pa.array(numbers, pa.int64())
+        return pa.record_batch(columns)
 
     def _add_keys(self, record: Mapping[str, Any], number: int) -> None:
         """Add new keys; refuse a key that looks like a misspelling of one that the record lacks."""
+        import pyarrow as pa
+
         where = f"{self.origin}:{number}"
         if not record:
-            raise DataError("an object without keys", where=where)
-        new = [key for key in record if key not in self.kinds]
-        missing = [name for name in self.kinds if name not in record] if new else []
+            raise DataError("an object without keys", where=where, fix="Write the same keys in every record.")
+        new = [key for key in record if key not in self.types]
+        missing = [name for name in self.types if name not in record] if new else []
         for key in new:
             if not isinstance(key, str):
-                raise DataError(f"the key {key!r} is not text", where=where)
+                raise DataError(f"the key {key!r} is not text", where=where, fix="Rename it.")
             if key in (LINE_COLUMN, BAD_COLUMN):
                 raise DataError(f"the key {key!r} is reserved", where=where, fix="Rename it.")
             if any("\ud800" <= char <= "\udfff" for char in key):
                 problem = f"the key {key!r} contains half of a surrogate pair, which is not a character"
                 raise DataError(problem, where=where, fix="Rename it.")
             hint = did_you_mean(key, [name for name in missing if "." not in name]) if "." not in key else None
-            if hint is not None or len(self.kinds) >= MOST_KEYS:
+            if hint is not None or len(self.types) >= MOST_KEYS:
                 problem = f"keys differ from those before: with {key!r}, without {', '.join(map(repr, missing))}"
                 raise DataError(problem, where=where, fix=hint or "Write the same keys in every record.")
-            self.kinds[key], self._since[key] = "null", number
-
-    def _learn(self, name: str, values: list[Any], numbers: Sequence[int]) -> None:
-        """Widen the type of a column to that of its values; refuse a value that fits no type."""
-        if self.kinds[name] == "text" and set(map(type, values)) <= {str, type(None)}:
-            return
-        for value, number in zip(values, numbers, strict=True):
-            known = self.kinds[name]
-            try:
-                kind = _kind_of(value)
-                wide = _widen(known, kind)
-                if wide is None:
-                    problem = f"{_say(kind)} here, {_say(known)} in line {self._since[name]}"
-                    raise DataError(problem, fix="Use one type of value per column.")
-            except DataError as error:
-                raise DataError(error.problem, where=f"{self.origin}:{number}:{name}", fix=error.fix) from None
-            if wide != known:
-                self.kinds[name], self._since[name] = wide, number
+            self.types[key], self._since[key] = pa.null(), number
 
     def _array(self, name: str, values: list[Any], numbers: Sequence[int]) -> Any:
+        """Return the values as an array and widen the type of the column; refuse a value that fits no type."""
+        try:
+            array, kind = _fit(values, self.types[name])
+        except _UNFIT:
+            raise self._misfit(name, values, numbers) from None
+        if kind != self.types[name]:
+            self.types[name] = kind
+            self._since[name] = next(n for value, n in zip(values, numbers, strict=True) if value is not None)
+        return array
+
+    def _misfit(self, name: str, values: list[Any], numbers: Sequence[int]) -> DataError:
+        """Return the error for the first value that does not fit the values before it."""
         import pyarrow as pa
 
-        kind = self.kinds[name]
-        if any(isinstance(value, dict) for value in values):
-            values = [json.dumps(v, ensure_ascii=False) if isinstance(v, dict) else v for v in values]
-        try:
-            return pa.array(values, _arrow_type(kind))
-        except (pa.ArrowException, UnicodeError, OverflowError, TypeError):
-            for value, number in zip(values, numbers, strict=True):
-                try:
-                    pa.array([value], _arrow_type(kind))
-                except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
-                    reason = " ".join(str(error).split())[:120]
-                    where = f"{self.origin}:{number}:{name}"
-                    raise DataError(f"a value that cannot be stored ({reason})", where=where) from None
-            raise
+        known, since, number = self.types[name], self._since[name], numbers[0]
+        reason = "its values do not fit one type"
+        for value, number in zip(values, numbers, strict=True):
+            try:
+                _, kind = _fit([value], known)
+            except _UNFIT as error:
+                reason = short_text(error)
+                with suppress(*_UNFIT):
+                    kind = pa.array([value]).type
+                    if _say(kind) != _say(known) and not pa.types.is_null(known):
+                        line = "line" if self.lines else "row"
+                        reason = f"{_say(kind)} here, {_say(known)} in {line} {since}"
+                break
+            if kind != known:
+                known, since = kind, number
+        fix = "Use one type per column: text, numbers, true/false or lists of one of these."
+        return DataError(reason, where=f"{self.origin}:{number}:{name}", fix=fix)
 
 
-_KINDS = {type(None): "null", bool: "bool", int: "int", float: "float", str: "text", dict: "text"}
-"""In this order, because true and false are integers in Python."""
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        kind: str | None = "null"
-        for inner in map(_kind_of, value):
-            kind = None if kind is None or inner.startswith("list") else _widen(kind, inner)
-        if kind is None:
-            raise DataError("a list of mixed or nested values", fix="Use lists of text or lists of integers.")
-        return f"list:{kind}"
-    for python_type, name in _KINDS.items():
-        if isinstance(value, python_type):
-            return name
-    if getattr(value, "ndim", None) == 0:  # numpy scalars in lists of dicts
-        return _kind_of(value.item())
-    raise DataError(f"a value of type {type(value).__name__}", fix="Use text, numbers or lists of them.")
-
-
-def _widen(old: str, new: str) -> str | None:
-    """Return the type that includes both, or None."""
-    if new == "null" or old == new:
-        return old
-    if old == "null":
-        return new
-    if {old, new} == {"int", "float"}:
-        return "float"
-    if old.startswith("list:") and new.startswith("list:"):
-        inner = _widen(old[5:], new[5:])
-        return f"list:{inner}" if inner else None
-    return None
-
-
-def _say(kind: str) -> str:
-    return f"a list of {_WORDS[kind[5:]]}" if kind.startswith("list:") else _WORDS[kind]
-
-
-def _arrow_type(kind: str) -> Any:
+def _fit(values: list[Any], known: Any) -> tuple[Any, Any]:
+    """Return the values as an array of the type that includes them and the known type, and that type."""
     import pyarrow as pa
 
-    if kind.startswith("list:"):
-        return pa.list_(_arrow_type(kind[5:]))
-    return {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}.get(kind, pa.string())
+    array = pa.array(values)
+    schemas = [pa.schema({"column": kind}) for kind in (known, array.type)]
+    kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    text = {pa.null(): pa.string(), pa.list_(pa.null()): pa.list_(pa.string())}
+    return array.cast(text.get(kind, kind)), kind
+
+
+def _say(kind: Any) -> str:
+    """Return a name for an Arrow type."""
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        return f"a list of {_say(kind.value_type).removeprefix('a ')}"
+    words = {"null": "null", "bool": "true/false", "int64": "a whole number", "double": "a number", "string": "text"}
+    return words.get(str(kind), str(kind))

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,13 +57,13 @@ from tunesmith.data.text_files import (
     DELIMITER_NAMES,
     KINDS,
     SHOWN,
-    CountedBytes,
-    DecompressionLimits,
     Dialect,
+    InputBytes,
     OnProgress,
     check_encoding,
     choose_codec,
     choose_dialect,
+    delimited_blocks,
     has_quoted_cells,
     kind_of_file,
     readable,
@@ -75,13 +74,13 @@ from tunesmith.data.text_files import (
 )
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.events import Finding
-from tunesmith.files import cache_folder, create, hash_file
+from tunesmith.files import cache_folder, create, file_version, known_hash
 from tunesmith.labels import LabelMap, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from tunesmith.data.json_files import ColumnKinds
+    from tunesmith.data.json_files import ColumnTypes
 
 
 @dataclass(frozen=True)
@@ -375,26 +374,33 @@ class _File:
     """One file and how to read it."""
 
     path: Path
-    digest: str
     origin: str
     kind: str
     gzipped: bool
     encoding: str | None
     dialect: Dialect | None
-    limits: DecompressionLimits
-    on_progress: OnProgress | None
-    skip_bad: bool
+    skip_bad: bool | None
     sheet: str | None
 
-    def open(self) -> CountedBytes:
-        return CountedBytes(self.path, origin=self.origin, gzipped=self.gzipped, limits=self.limits)
+    def open(self) -> InputBytes:
+        return InputBytes(self.path, self.origin, gzipped=self.gzipped)
 
     def key(self) -> str:
         """Return the cache key: the bytes and everything that changes how they are read."""
-        parts = [FORMAT_VERSION, self.digest, self.kind, self.gzipped, self.encoding, repr(self.dialect)]
+        parts = [FORMAT_VERSION, known_hash(self.path), self.kind, self.gzipped, self.encoding, repr(self.dialect)]
         parts += ["skip_bad"] if self.skip_bad and self.dialect is not None else []
         parts += [self.sheet] if self.sheet is not None else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
+
+    def first_text(self) -> str:
+        """Return the beginning of a text file; empty if it can't be decoded, which is reported when the file is read."""
+        try:
+            with self.open() as stream:
+                head = stream.read(_HEAD_BYTES)
+            codec, skip = choose_codec(head, self.encoding, self.origin)
+            return head[skip:].decode(codec, errors="ignore")
+        except DataError:
+            return ""
 
 
 def read_source(
@@ -405,14 +411,14 @@ def read_source(
     delimiter: str | None = None,
     quoting: str | None = None,
     cache_dir: str | Path | None = None,
-    limits: DecompressionLimits | None = None,
     on_progress: OnProgress | None = None,
-    skip_bad_rows: bool = False,
+    skip_bad_rows: bool | None = None,
     sheet_name: str | None = None,
 ) -> Source:
     """Read a file, a `save_to_disk` folder or a table in memory; at least one row.
 
     `on_progress(bytes_done, bytes_total)` is called while a text file is parsed, but not if its table is cached.
+    `skip_bad_rows` keeps ragged rows, empty and with the reason; None if the user has no such option.
     """
     if not isinstance(source, str | Path):
         from tunesmith.data.tables import read_memory
@@ -424,101 +430,67 @@ def read_source(
         if path.is_dir():
             return checked(_from_folder(path, name, origin))
         kind, gzipped = kind_of_file(path, origin, delimiter)
-        _refuse_no_content(path, origin)
-        with path.open("rb") as start:
-            refuse_other_content(start.read(100), kind, origin, gzipped=gzipped)
+        refuse_other_content(path, kind, origin, gzipped=gzipped)
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
-        how = (kind, gzipped, check_encoding(encoding), dialect, limits or DecompressionLimits())
-        file = _recognised(_File(path, hash_file(path), origin, *how, on_progress, skip_bad_rows, sheet_name))
-        return _from_file(file, name, RowCache(Path(cache_dir) if cache_dir is not None else cache_folder() / "tables"))
-
-
-def _refuse_no_content(path: Path, origin: str) -> None:
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise DataError("is a pipe or a device, not a file", where=origin, fix="Write the rows to a file first.")
-    if found.st_size == 0:
-        raise DataError("the file is empty (0 bytes)", where=origin, fix="It needs at least one row.")
-    if found.st_size > 10**8:  # an incomplete copy: hashing a terabyte of zeros would take hours
-        with path.open("rb") as file:
-            if not any(file.read(1 << 20)):
-                raise DataError("begins with a million zero bytes", where=origin, fix="Copy the file again.")
-
-
-def _recognised(file: _File) -> _File:
-    """Return the file with format and delimiter, detected from its first lines; text that is not a table is refused."""
-    if file.kind == "lines":
-        kind, dialect = recognise_lines(_first_text(file), file.origin)
-        file = replace(file, kind=kind, dialect=dialect)
-    if file.dialect is not None and not file.dialect.sure:
-        file = replace(file, dialect=sniff_dialect(_first_text(file), file.dialect))
-    return file
-
-
-def _first_text(file: _File) -> str:
-    """Return the beginning of a text file; empty if it can't be decoded, which is reported when the file is read."""
-    try:
-        with file.open() as stream:
-            head = stream.read(_HEAD_BYTES)
-        codec, skip = choose_codec(head, file.encoding, file.origin)
-        return head[skip:].decode(codec, errors="ignore")
-    except DataError:
-        return ""
-
-
-def _reading_note(file: _File, facts: Mapping[str, Any]) -> str | None:
-    """Return a sentence about how the file is read, if its suffix does not say so."""
-    if facts.get("other_sheets"):
-        return f"Reading: sheet {facts['sheet']!r} of {file.origin}; not read: {', '.join(facts['other_sheets'])}."
-    if facts.get("export"):
-        return f"Reading: {file.origin} is an export of {facts['export']}. With several answers, the majority is the label."
-    if file.dialect is not None and not file.dialect.quoting and has_quoted_cells(_first_text(file), file.dialect):
-        return f"Reading: quotes in {file.origin} are kept as text. Use --quoting minimal to parse them."
-    if file.dialect is None or file.dialect.delimiter == ("\t" if file.kind == "tsv" else ","):
-        return None
-    name = DELIMITER_NAMES.get(file.dialect.delimiter, repr(file.dialect.delimiter))
-    return f"Reading: the columns of {file.origin} are separated by {name}."
-
-
-def _from_file(file: _File, name: str, cache: RowCache) -> Source:
-    key = file.key()
-    table = cache.open(key) or _make_table(file, key, cache)
+        file = _File(path, origin, kind, gzipped, check_encoding(encoding), dialect, skip_bad_rows, sheet_name)
+        if kind == "lines":
+            kind, dialect = recognise_lines(file.first_text(), origin)
+            file = replace(file, kind=kind, dialect=dialect)
+        if dialect is not None and not dialect.sure:
+            file = replace(file, dialect=sniff_dialect(file.first_text(), dialect))
+        cache = RowCache(Path(cache_dir) if cache_dir is not None else cache_folder() / "tables")
+        table = cache.open(file.key()) or _make_table(file, cache, on_progress)
     if table is None:
-        what = "a header but no rows" if file.kind in ("csv", "tsv", "sheet") else "no rows"
-        raise DataError(f"the file has {what}", where=file.origin, fix="It needs at least one row.")
-    lines = file.kind not in ("parquet", "arrow")
-    with binary_errors("a table", file.origin):
-        return Source(name, table.dataset(), file.origin, lines, _reading_note(file, table.facts))
+        what = "a header but no rows" if kind in ("csv", "tsv", "sheet") else "no rows"
+        raise DataError(f"the file has {what}", where=origin, fix="It needs at least one row.")
+    with binary_errors("a table", origin):
+        lines = kind not in ("parquet", "arrow")
+        return Source(name, table.dataset(), origin, lines, _reading_note(file, table.facts))
 
 
-def _make_table(file: _File, key: str, cache: RowCache) -> CachedRows | None:
-    from tunesmith.data.json_files import ColumnKinds, Widened
+def _make_table(file: _File, cache: RowCache, on_progress: OnProgress | None) -> CachedRows | None:
+    from tunesmith.data.json_files import ColumnTypes, Widened
 
     facts: dict[str, Any] = {}
-    if file.kind in ("parquet", "arrow", "sheet"):
-        return cache.build(key, _binary_batches(file, cache.root, facts), lambda: facts)
-    kinds = ColumnKinds(file.origin, lines=True)
+    types = ColumnTypes(file.origin, lines=True)
     while True:
+        batches = _text_batches(file, types, facts, on_progress)
+        if file.kind in ("parquet", "arrow", "sheet"):
+            batches = _binary_batches(file, cache.root, facts)
         try:
-            return cache.build(key, _text_batches(file, kinds), lambda: {"export": kinds.export})
+            return cache.build(file.key(), _unchanged(file, batches), lambda: facts)
         except Widened:
-            kinds.restart()
+            types.restart()
 
 
-def _text_batches(file: _File, kinds: ColumnKinds) -> Iterator[Any]:
-    """`kinds` has the types of the columns of objects; the cells of delimited text are strings."""
-    from tunesmith.data.json_files import json_batches
-    from tunesmith.data.text_files import delimited_batches
+def _unchanged(file: _File, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches; refuse a file that was written to meanwhile."""
+    version = file_version(file.path)
+    yield from batches
+    if file_version(file.path) != version:
+        raise DataError("the file changed while it was read", where=file.origin, fix="Run again when it is complete.")
+
+
+def _text_batches(
+    file: _File, types: ColumnTypes, facts: dict[str, Any], on_progress: OnProgress | None
+) -> Iterator[Any]:
+    """Yield record batches with line numbers. `types` are those of JSON; the cells of delimited text are strings."""
+    import pyarrow as pa
 
     with file.open() as stream:
-        blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
-        if file.dialect is not None:
-            yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad)
-        else:
-            yield from json_batches(blocks, origin=file.origin, kinds=kinds, array_allowed=file.kind == "json")
-        if stream.sha256 != file.digest:
-            fix = "Run again when it is complete."
-            raise DataError("the file changed while it was read", where=file.origin, fix=fix)
+        blocks = text_blocks(stream, encoding=file.encoding, on_progress=on_progress)
+        if file.dialect is None:
+            from tunesmith.data.json_files import json_batches
+
+            yield from json_batches(blocks, origin=file.origin, types=types, array_allowed=file.kind == "json")
+            facts["export"] = types.export
+            return
+        for block in delimited_blocks(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad):
+            columns = {name: pa.array(cells, pa.string()) for name, cells in block.columns.items()}
+            columns[LINE_COLUMN] = pa.array(block.lines, pa.int64())
+            if file.skip_bad:
+                columns[BAD_COLUMN] = pa.array(map(block.bad.get, range(len(block.lines))), pa.string())
+            yield pa.record_batch(columns)
 
 
 def _binary_batches(file: _File, cache_dir: Path, facts: dict[str, Any]) -> Iterator[Any]:
@@ -531,11 +503,25 @@ def _binary_batches(file: _File, cache_dir: Path, facts: dict[str, Any]) -> Iter
                 shutil.copyfileobj(stream, out, 1 << 20)
             yield from _binary_batches(replace(file, path=plain, gzipped=False), cache_dir, facts)
     elif file.kind == "parquet":
-        yield from parquet_batches(file.path, origin=file.origin, limits=file.limits)
+        yield from parquet_batches(file.path, file.origin)
     elif file.kind == "arrow":
-        yield from arrow_batches(file.path, origin=file.origin, limits=file.limits)
+        yield from arrow_batches(file.path, file.origin)
     else:
         yield from sheet_batches(file.path, origin=file.origin, sheet=file.sheet, facts=facts)
+
+
+def _reading_note(file: _File, facts: Mapping[str, Any]) -> str | None:
+    """Return a sentence about how the file is read, if its suffix does not say so."""
+    if facts.get("other_sheets"):
+        return f"Reading: sheet {facts['sheet']!r} of {file.origin}; not read: {', '.join(facts['other_sheets'])}."
+    if facts.get("export"):
+        return f"Reading: {file.origin} is an export of {facts['export']}. With several answers, the majority is the label."
+    if file.dialect is not None and not file.dialect.quoting and has_quoted_cells(file.first_text(), file.dialect):
+        return f"Reading: quotes in {file.origin} are kept as text. Use --quoting minimal to parse them."
+    if file.dialect is None or file.dialect.delimiter == ("\t" if file.kind == "tsv" else ","):
+        return None
+    name = DELIMITER_NAMES.get(file.dialect.delimiter, repr(file.dialect.delimiter))
+    return f"Reading: the columns of {file.origin} are separated by {name}."
 
 
 def _from_folder(path: Path, name: str, origin: str) -> Source:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tunesmith.data.labels import is_list_type
 from tunesmith.data.rows import LINE_COLUMN, Source, binary_errors, checked
-from tunesmith.data.text_files import DecompressionLimits, Dialect, check_growth, check_header
+from tunesmith.data.text_files import check_growth, check_header
 from tunesmith.errors import DataError, did_you_mean, short_text
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _from_list(rows: Any, name: str) -> Source:
     import pyarrow as pa
     from datasets import Dataset
 
-    from tunesmith.data.json_files import ColumnKinds, convert_export
+    from tunesmith.data.json_files import ColumnTypes, convert_export
 
     if not rows:
         raise DataError("the list is empty", where=name, fix="It needs at least one row.")
@@ -186,11 +186,11 @@ def _from_list(rows: Any, name: str) -> Source:
         if not isinstance(row, dict):
             raise DataError(f"{type(row).__name__}, expected a dict", where=f"{name}:{i}")
     _, records = convert_export(enumerate(rows, start=1))
-    batch = ColumnKinds(name, lines=False).batch([row for _, row in records], range(1, len(rows) + 1))
+    batch = ColumnTypes(name, lines=False).batch([row for _, row in records], range(1, len(rows) + 1))
     return Source(name, Dataset(pa.Table.from_batches([batch])), name)
 
 
-def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
+def parquet_batches(path: Path, origin: str) -> Iterator[Any]:
     """Yield the record batches of a Parquet file, with the schema metadata."""
     import pyarrow.parquet as pq
 
@@ -202,12 +202,12 @@ def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> 
         texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
         with pq.ParquetFile(path, read_dictionary=texts) as file:
             size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
-            check_growth(size, path.stat().st_size, limits, origin)
+            check_growth(size, path.stat().st_size, origin)
             batches = (b.replace_schema_metadata(schema.metadata) for b in file.iter_batches(batch_size=16_384))
-            yield from plain_batches(batches, origin, limits, path.stat().st_size)
+            yield from plain_batches(batches, origin, path.stat().st_size)
 
 
-def arrow_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
+def arrow_batches(path: Path, origin: str) -> Iterator[Any]:
     """Yield the record batches of an Arrow IPC file or stream; a hostile offset must not reach compute code."""
     import pyarrow as pa
 
@@ -220,14 +220,12 @@ def arrow_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> It
         else:
             _check_stream_end(path, origin)
             batches = iter(pa.ipc.open_stream(file))
-        yield from plain_batches(batches, origin, limits, path.stat().st_size)
+        yield from plain_batches(batches, origin, path.stat().st_size)
 
 
-def plain_batches(
-    batches: Iterable[Any], origin: str, limits: DecompressionLimits | None = None, size: int = 0
-) -> Iterator[Any]:
+def plain_batches(batches: Iterable[Any], origin: str, size: int | None = None) -> Iterator[Any]:
     """Yield validated batches in plain columns: `outer.inner` for fields of structs, values instead of dictionaries, and text for
-    bytes that are UTF-8 in the first batch. With `limits`, decoded dictionaries may not grow far beyond `size` bytes.
+    bytes that are UTF-8 in the first batch. Decoded dictionaries may not grow far beyond the `size` of a file.
     """
     import pyarrow as pa
 
@@ -238,9 +236,9 @@ def plain_batches(
         while any(pa.types.is_struct(f.type) for f in batch.schema):
             flat = pa.Table.from_batches([batch]).flatten().replace_schema_metadata(None).combine_chunks()
             batch = flat.to_batches()[0] if flat.num_rows else pa.RecordBatch.from_pylist([], flat.schema)
-        if limits is not None:
+        if size is not None:
             decoded += sum(map(_decoded_bytes, batch.columns))
-            check_growth(decoded, size, limits, origin)
+            check_growth(decoded, size, origin)
         types = types or [_plain_type(array) for array in batch.columns]
         arrays = []
         for field, array, kind in zip(batch.schema, batch.columns, types, strict=True):
@@ -317,7 +315,7 @@ def sheet_batches(path: Path, *, origin: str, sheet: str | None, facts: dict[str
     first, header = next(rows, (0, []))
     if not header:
         raise DataError("no sheet has rows", where=origin, fix="It needs a header and at least one row.")
-    names = check_header(_trimmed(header), origin=origin, dialect=Dialect("\t", False, sure=True))
+    names = check_header(_trimmed(header), origin)
     second = next(rows, None)
     if second is not None and len(names) == 1 and len(_trimmed(second[1])) > 1:
         fix = f"Delete the rows above row {second[0]} and save the sheet."
@@ -420,7 +418,7 @@ def _refuse_bomb(path: Path, origin: str) -> None:
             size = sum(entry.file_size for entry in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise DataError(f"cannot be read as a spreadsheet ({error})", where=origin, fix=_SAVE) from None
-    check_growth(size, path.stat().st_size, DecompressionLimits(max_decompressed_bytes=MOST_ZIP_BYTES), origin)
+    check_growth(size, path.stat().st_size, origin, MOST_ZIP_BYTES)
 
 
 def _as_typed(cell: Any) -> str:

@@ -1,8 +1,8 @@
-"""Text files: bytes, then text, then records of delimited text, block by block, with the exact place of every error.
+"""Text files: bytes, then text, then lines, then records of delimited text, with the exact place of every error.
 
 Bytes: gzip within limits. Text: a byte order mark decides the encoding (UTF-8, UTF-16, UTF-32); without one it is UTF-8 unless an
 encoding is set. Bytes that do not decode are refused, never replaced; the error names a likely encoding for the user to confirm.
-NUL is refused: it is the mark of UTF-16 or of a damaged file. Only `delimited_batches` needs pyarrow.
+NUL is refused: it is the mark of UTF-16 or of a damaged file. Records: quotes as in RFC 4180, or none. pyarrow is not needed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import codecs
 import csv
 import errno
 import gzip
-import hashlib
+import io
 import os
 import re
+import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import BytesIO
 from itertools import chain, islice
 from operator import methodcaller
 from pathlib import Path
@@ -37,6 +37,10 @@ KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjso
 KINDS |= {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow"}
 KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
 """Ending -> format."""
+OnProgress = Callable[[int, int], None]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]:
@@ -69,88 +73,72 @@ _OTHER_CONTENT = (
 """Start of files whose name is misleading -> the problem, and what to do."""
 
 
-def refuse_other_content(head: bytes, kind: str, origin: str, *, gzipped: bool) -> None:
-    """Refuse a web page, an archive or a Git LFS pointer that is named like a table."""
-    start = head.lstrip(b"\xef\xbb\xbf \r\n\t").lower()
+def refuse_other_content(path: Path, kind: str, origin: str, *, gzipped: bool) -> None:
+    """Refuse a pipe, a file without content, and a web page, an archive or a Git LFS pointer that is named like a table."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError("is a pipe or a device, not a file", where=origin, fix="Write the rows to a file first.")
+    with path.open("rb") as file:
+        head = file.read(1 << 20)
+    if not head:
+        raise DataError("the file is empty (0 bytes)", where=origin, fix="It needs at least one row.")
+    if found.st_size > 10**8 and not any(head):  # an incomplete copy: hashing a terabyte of zeros would take hours
+        raise DataError("begins with a million zero bytes", where=origin, fix="Copy the file again.")
+    start = head[:100].lstrip(b"\xef\xbb\xbf \r\n\t").lower()
     own = {"sheet": (b"pk",), "parquet": (b"par1",)}.get(kind, ()) + ((b"\x1f\x8b",) if gzipped else ())
     for mark, problem, fix in _OTHER_CONTENT:
         if start.startswith(mark) and not mark.startswith(own or (b"\0",)):
             raise DataError(problem, where=origin, fix=fix)
 
 
-@dataclass(frozen=True, slots=True)
-class DecompressionLimits:
-    """How much a compressed file may grow. The ratio is checked after `ratio_free_bytes` of output."""
-
-    max_decompressed_bytes: int = 64 << 30
-    max_ratio: float = 200.0
-    ratio_free_bytes: int = 64 << 20
+MAX_UNPACKED_BYTES = 64 << 30
+MAX_RATIO = 200.0
+RATIO_FREE_BYTES = 64 << 20
+"""The ratio of a compressed file is checked above this many unpacked bytes."""
 
 
-def check_growth(unpacked: int, size: int, limits: DecompressionLimits, origin: str) -> None:
+def check_growth(unpacked: int, size: int, origin: str, most: int = sys.maxsize) -> None:
     """Refuse a file of `size` bytes that unpacks to more than the limits allow."""
-    dense = unpacked > limits.ratio_free_bytes and unpacked > limits.max_ratio * size
-    if dense or unpacked > limits.max_decompressed_bytes:
+    dense = unpacked > RATIO_FREE_BYTES and unpacked > MAX_RATIO * size
+    if dense or unpacked > min(most, MAX_UNPACKED_BYTES):
         problem = f"unpacks to {unpacked:,} bytes from {size:,}, over the limit"
         raise DataError(problem, where=origin, fix="If you trust the file, write its rows as JSON lines or CSV.")
 
 
-class CountedBytes:
-    """A file that is read once, from start to end. Decompresses `.gz` within limits; `sha256` covers the bytes on disk."""
+class InputBytes:
+    """The bytes of a file, read once from start to end. Gzip is unpacked within limits."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        origin: str,
-        gzipped: bool,
-        limits: DecompressionLimits,
-    ) -> None:
+    def __init__(self, path: Path, origin: str, *, gzipped: bool) -> None:
         self.origin = origin
-        self.limits = limits
         self.size = path.stat().st_size
-        self.bytes_in = self.bytes_out = 0
-        self._hash = hashlib.sha256()
-        self._file = path.open("rb", buffering=0)
-        self._unpacked = gzip.GzipFile(fileobj=_Hooked(self._read_file)) if gzipped else None  # type: ignore[call-overload]
+        self._file = path.open("rb")
+        self._unpacked = gzip.GzipFile(fileobj=self._file) if gzipped else None
+        self._bytes_out = 0
 
-    def __enter__(self) -> CountedBytes:
+    def __enter__(self) -> InputBytes:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
     @property
-    def sha256(self) -> str:
-        """Hash of the bytes read so far."""
-        return self._hash.hexdigest()
+    def bytes_in(self) -> int:
+        """Number of bytes of the file that were read so far."""
+        return self._file.tell()
 
     def read(self, size: int = CHUNK_BYTES) -> bytes:
         """Return up to `size` bytes; b"" at the end."""
         try:
-            data: bytes = self._read_file(size) if self._unpacked is None else self._unpacked.read(size)
+            data = self._file.read(size) if self._unpacked is None else self._unpacked.read(size)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            problem = f"the gzip file is damaged or truncated after {self.bytes_out:,} bytes ({error})"
+            problem = f"the gzip file is damaged or truncated after {self._bytes_out:,} bytes ({error})"
             raise DataError(problem, where=self.origin, fix="Make the file again, or copy it again.") from None
         except OSError as error:
             raise ResourceError(f"cannot be read ({error.strerror or error})", where=self.origin) from None
-        self.bytes_out += len(data)
+        self._bytes_out += len(data)
         if self._unpacked is not None:
-            check_growth(self.bytes_out, self.bytes_in, self.limits, self.origin)
+            check_growth(self._bytes_out, self.bytes_in, self.origin)
         return data
-
-    def _read_file(self, size: int = -1) -> bytes:
-        data = self._file.read(size) or b""
-        self._hash.update(data)
-        self.bytes_in += len(data)
-        return data
-
-
-@dataclass(frozen=True)
-class _Hooked:
-    """The raw stream that gzip reads."""
-
-    read: Callable[[int], bytes]
 
 
 @contextmanager
@@ -177,6 +165,8 @@ def _siblings(path: Path) -> str:
     return ", ".join(sorted(p.name for p in path.parent.iterdir() if p.suffix == path.suffix)[:5])
 
 
+# --- text -------------------------------------------------------------------------------------------------------------
+
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16: its mark starts with the UTF-16 one
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -185,54 +175,76 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _WITHOUT_MARK = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
-OnProgress = Callable[[int, int], None]
+MAX_RECORD_CHARS = 16 << 20
+"""Longer lines and records are reported as an unclosed quote or a file without lines, so that memory use is limited."""
 
 
-class UnreadableText(Exception):
-    """Raised after the readable text before it was yielded; the parser adds line and field."""
+class UnreadableText(DataError):
+    """Bytes that are not text, at `origin:line:character`; `before` is the text of that line before them."""
 
-    def __init__(self, problem: str, fix: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.fix = fix
-
-    def at(self, where: str) -> DataError:
-        """Return the error for the user."""
-        return DataError(self.problem, where=where, fix=self.fix)
+    def __init__(self, problem: str, fix: str, *, origin: str, line: int, before: str) -> None:
+        super().__init__(problem, where=f"{origin}:{line}:{len(before) + 1}", fix=fix)
+        self.number = line
+        self.before = before
 
 
-def text_blocks(stream: CountedBytes, *, encoding: str | None, on_progress: OnProgress | None = None) -> Iterator[str]:
+def text_blocks(stream: InputBytes, *, encoding: str | None, on_progress: OnProgress | None = None) -> Iterator[str]:
     """Decoded text in order. A CR at the end of a block waits for the next one, so CRLF is never split."""
     head = stream.read(CHUNK_BYTES)
     codec, skip = choose_codec(head, encoding, stream.origin)
     decoder = codecs.getincrementaldecoder(codec)("strict")
     offset, chunk, held = skip, head[skip:], ""
+    line, before = 1, [""]
     while True:
         final = not chunk
-        fault: UnreadableText | None = None
+        fault: tuple[str, str] | None = None
         try:
-            text = decoder.decode(chunk, final)
+            text = held + decoder.decode(chunk, final)
         except UnicodeDecodeError as error:
             start = offset + len(chunk) - len(error.object) + error.start
-            text = error.object[: error.start].decode(codec, "replace")
+            text = held + error.object[: error.start].decode(codec, "replace")
             fault = _describe(error, start, codec)
-        text = held + text
-        held = ""
-        nul = text.find("\0")
-        if nul >= 0:
-            text, fault = text[:nul], describe_nul(text)
-        if text.endswith("\r") and not final and fault is None:
-            text, held = text[:-1], "\r"
+        if "\0" in text:
+            text, fault = text[: text.index("\0")], describe_nul(text)
+        held = "\r" if text.endswith("\r") and not final and fault is None else ""
+        text = text.removesuffix(held)
         if text:
             yield text
+        line += _count_lines(text)
+        end = max(text.rfind("\n"), text.rfind("\r"))
+        before = [*before, text] if end < 0 else [text[end + 1 :]]
         if fault is not None:
-            raise fault
+            raise UnreadableText(*fault, origin=stream.origin, line=line, before="".join(before))
         if on_progress is not None:
             on_progress(stream.bytes_in, stream.size)
         if final:
             return
         offset += len(chunk)
         chunk = stream.read(CHUNK_BYTES)
+
+
+def line_blocks(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of each block with their line ends (LF, CRLF or CR), and the number of the first one.
+
+    Text after the last line end counts as a line.
+    """
+    number, rest = 1, ""
+    for block in blocks:
+        lines = list(io.StringIO(rest + block, newline=""))
+        rest = lines.pop() if lines and lines[-1][-1] not in "\r\n" else ""
+        yield number, lines
+        number += len(lines)
+        if len(rest) > MAX_RECORD_CHARS:
+            problem = f"a line of more than {MAX_RECORD_CHARS >> 20} million characters"
+            fix = "Is this a text file with one record per line?"
+            raise DataError(problem, where=f"{origin}:{number}", fix=fix)
+    if rest:
+        yield number, [rest]
+
+
+def _count_lines(text: str) -> int:
+    """Count line ends: LF, CRLF and CR count as one each."""
+    return text.count("\n") + (text.count("\r") - text.count("\r\n") if "\r" in text else 0)
 
 
 def check_encoding(encoding: str | None) -> str | None:
@@ -260,26 +272,25 @@ def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, i
     return _WITHOUT_MARK.get(asked, asked), 0
 
 
-def _describe(error: UnicodeDecodeError, start: int, codec: str) -> UnreadableText:
+def _describe(error: UnicodeDecodeError, start: int, codec: str) -> tuple[str, str]:
+    """Return the problem and what to do."""
     bad = error.object[error.start : error.start + 1]
     if error.start + 4 > len(error.object) and error.reason in ("unexpected end of data", "truncated data"):
         problem = f"the file ends inside a character (byte offset {start}, 0x{bad.hex()}): it is truncated"
-        return UnreadableText(problem, "Copy the file again.")
+        return problem, "Copy the file again."
     problem = f"byte 0x{bad.hex()} at byte offset {start} is not {codec} ({error.reason})"
     if codec != "utf-8":
-        return UnreadableText(problem, "Set the right --encoding.")
+        return problem, "Set the right --encoding."
     guess, text = guess_encoding(bytes(error.object))
-    return UnreadableText(problem, f"Set --encoding {guess} if {text!r} is the right text, or save the file as UTF-8.")
+    return problem, f"Set --encoding {guess} if {text!r} is the right text, or save the file as UTF-8."
 
 
-def describe_nul(text: str) -> UnreadableText:
-    """Return the error for text with a NUL character."""
+def describe_nul(text: str) -> tuple[str, str]:
+    """Return the problem of a text with a NUL character, and what to do."""
     if text.count("\0") * 3 > len(text):
         codec = "utf-16-be" if text.startswith("\0") else "utf-16-le"
-        return UnreadableText(
-            "a NUL character", f"It looks like UTF-16 without a byte order mark: set --encoding {codec}."
-        )
-    return UnreadableText("a NUL character", "Remove it; the file may be damaged.")
+        return "a NUL character", f"It looks like UTF-16 without a byte order mark: set --encoding {codec}."
+    return "a NUL character", "Remove it; the file may be damaged."
 
 
 def guess_encoding(head: bytes) -> tuple[str, str]:
@@ -305,6 +316,8 @@ def _guess(head: bytes) -> str:
     best = from_bytes(head).best()
     return "cp1252" if best is None else str(best.encoding)
 
+
+# --- delimiters and header ---------------------------------------------------------------------------------------------
 
 DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
 _SNIFFED_LINES = 20
@@ -335,7 +348,7 @@ def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | None) -> 
     return Dialect(character, quoted, sure=True)
 
 
-def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[str]:
+def check_header(header: Sequence[str], origin: str) -> list[str]:
     """Return the column names without surrounding spaces. A nameless column (a pandas index) is called `unnamed_<position>`."""
     header = [name.strip() for name in header]
     if not any(header):
@@ -343,8 +356,6 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
     if len(header) > 2 and not any(header[1:]):
         fix = "Delete all lines above the column names."
         raise DataError(f"the first line is {header[0]!r}, a title, not a header", where=f"{origin}:1", fix=fix)
-    if len(header) == 1 and not dialect.sure:
-        _check_delimiter(header[0], origin=origin, dialect=dialect)
     names = [name or f"unnamed_{k}" for k, name in enumerate(header, start=1)]
     for k, name in enumerate(names):
         if name in (LINE_COLUMN, BAD_COLUMN):
@@ -357,21 +368,6 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
                 problem, fix = f"the file seems to have no header: {problem}", "Add a first line with column names."
             raise DataError(problem, where=f"{origin}:1:{k + 1}", fix=fix)
     return names
-
-
-def refuse_rows(bad: list[tuple[DataError, str]], rows: int, origin: str) -> DataError:
-    """Return one error for all rows that do not have the fields of the header."""
-    first = bad[0][0]
-    if len(bad) == 1:
-        return DataError(first.problem, where=first.where, fix=f"{first.fix} Or set --skip_bad_rows to skip such rows.")
-    shown = [f"  {error.where}: {error.problem}" for error, _ in bad[:SHOWN]]
-    more = [f"  and {len(bad) - SHOWN:,} more"] if len(bad) > SHOWN else []
-    what = "\n".join([f"{len(bad):,} of {rows:,} rows do not match the header:", *shown, *more])
-    texts = [text for _, text in bad[:1000]]
-    fix = f"{first.fix} Or set --skip_bad_rows to skip such rows (bad_rows.jsonl in the run folder lists them)."
-    if sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts):
-        fix = "Fields are enclosed in '. Enclose them in \" instead."
-    return DataError(what, where=origin, fix=f"\n{fix}")
 
 
 def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
@@ -407,8 +403,9 @@ def _width(head: str, delimiter: str, *, quoting: bool) -> int:
 
 
 def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
+    """Refuse a header of one field that contains a different delimiter, unless the user set the delimiter."""
     found = [mark for mark in DELIMITER_NAMES if mark != dialect.delimiter and mark in only]
-    if found:
+    if found and not dialect.sure:
         likely = DELIMITER_NAMES[max(found, key=only.count)]
         own = DELIMITER_NAMES.get(dialect.delimiter, repr(dialect.delimiter))
         problem = f"the header is one field, {only[:60]!r}: fields seem to be separated by {likely}, not by {own}"
@@ -418,7 +415,8 @@ def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
 def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
     """("jsonl" | "csv" | "tsv", its dialect) of a file that begins with this text."""
     if "\0" in head:
-        raise describe_nul(head).at(f"{origin}:1")
+        problem, fix = describe_nul(head)
+        raise DataError(problem, where=f"{origin}:1", fix=fix)
     lines = [line for line in head.splitlines()[:200] if line.strip()]
     if head.lstrip().startswith("{"):
         return "jsonl", None
@@ -430,268 +428,213 @@ def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
     raise DataError(problem, where=origin, fix=fix)
 
 
-MAX_RECORD_CHARS = 16 << 20
-"""Longer records are reported as an unclosed quote or a file without lines, so that memory use is limited."""
+# --- records ----------------------------------------------------------------------------------------------------------
 
 _QUOTED_FIELD = re.compile(r'"[^"]*+(?:""[^"]*+)*+"')
-_LINE_END = re.compile(r"\r\n|\r|\n")
 _QUOTE_FIX = "Double a quote that is part of the text and enclose the field in quotes, or set --quoting none."
+_SKIP = "Or set --skip_bad_rows to skip such rows"
+Record = tuple[int, list[str], str]
+"""The line on which a record starts, its fields and its text. An empty line has no fields."""
 
 
-@dataclass(slots=True)
-class Records:
-    """A block of records: `columns[k][i]` is field k of record i, `lines[i]` the line it starts on.
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows by column. `lines` are the lines on which they start; `bad` is why a row is left empty, by index."""
 
-    `bad` is why a record does not have the fields of the header, with its text, by index.
+    columns: Mapping[str, Sequence[str]]
+    lines: Sequence[int]
+    bad: dict[int, str]
+
+
+def delimited_blocks(
+    blocks: Iterable[str], *, origin: str, dialect: Dialect, skip_bad: bool | None = None
+) -> Iterator[Block]:
+    """Yield the rows in blocks; the header is checked before any row.
+
+    Rows with a wrong number of fields are refused together, or left empty with `skip_bad`. None: skipping is not an option.
     """
-
-    columns: list[list[str]]
-    lines: list[int] = field(default_factory=list)
-    bad: dict[int, tuple[DataError, str]] = field(default_factory=dict)
-
-
-def delimited_batches(blocks: Iterable[str], *, origin: str, dialect: Dialect, skip_bad: bool = False) -> Iterator[Any]:
-    """Record batches of strings plus the line numbers; the header is checked before any row.
-
-    Rows with a wrong number of fields are refused together, or kept empty with the reason in BAD_COLUMN.
-    """
-    import pyarrow as pa
-
+    reader = _RecordReader(origin, dialect)
     names: list[str] = []
-    bad: list[tuple[DataError, str]] = []
+    refused: list[Record] = []
     count = 0
-
-    def on_header(header: list[str]) -> None:
-        names.extend(check_header(header, origin=origin, dialect=dialect))
-
-    try:
-        for rows in parse_delimited(blocks, origin=origin, dialect=dialect, on_header=on_header, keep_bad=True):
-            count += len(rows.lines)
-            bad += () if skip_bad else rows.bad.values()
-            if bad:
+    for start, lines in reader.lines_of(blocks):
+        if reader.is_plain(lines):
+            count += len(lines)
+            cells = dialect.delimiter.join(line.rstrip("\r\n") for line in lines).split(dialect.delimiter)
+            if not refused:
+                columns = {name: cells[k :: len(names)] for k, name in enumerate(names)}
+                yield Block(columns, range(start, start + len(lines)), {})
+            continue
+        records = reader.records(start, lines)
+        if not names:
+            header = next(records, None)
+            if header is not None and header[2].strip() == f"sep={dialect.delimiter}".strip():
+                header = next(records, None)
+            if header is None:
                 continue
-            columns = {name: pa.array(column, pa.string()) for name, column in zip(names, rows.columns, strict=True)}
-            columns[LINE_COLUMN] = pa.array(rows.lines, pa.int64())
-            if skip_bad:
-                why = {
-                    i: f"{error.problem}: {text}" if text else error.problem for i, (error, text) in rows.bad.items()
-                }
-                columns[BAD_COLUMN] = pa.array([why.get(i) for i in range(len(rows.lines))], pa.string())
-            yield pa.record_batch(columns)
-    except DataError:
-        if not bad:
-            raise
-    if bad:
-        raise refuse_rows(bad, count, origin)
-
-
-def parse_delimited(
-    blocks: Iterable[str],
-    *,
-    origin: str,
-    dialect: Dialect,
-    on_header: Callable[[list[str]], None],
-    keep_bad: bool = False,
-) -> Iterator[Records]:
-    """Yield the records after the header. `on_header` may refuse the header before any row is parsed."""
-    parser = _Parser(origin, dialect.delimiter, dialect.quoting, on_header, keep_bad)
-    try:
-        for block in blocks:
-            parser.feed(block)
-            if parser.found.lines:
-                yield parser.take()
-    except UnreadableText as fault:
-        raise fault.at(parser.place_of_end()) from None
-    parser.feed("", final=True)
-    if parser.width == 0:
+            if len(header[1]) == 1:
+                _check_delimiter(header[1][0], origin=origin, dialect=dialect)
+            names = check_header(header[1], origin)
+            reader.width = len(names)
+        some = list(records)
+        count += len(some)
+        bad = {i: record for i, record in enumerate(some) if len(record[1]) != len(names)}
+        refused += bad.values() if not skip_bad else ()
+        if some and not refused:
+            rows = [[""] * len(names) if i in bad else fields for i, (_, fields, _) in enumerate(some)]
+            why = {i: ": ".join(filter(None, (_shape(r, len(names)), r[2]))) for i, r in bad.items()}
+            columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+            yield Block(columns, [line for line, _, _ in some], why)
+    reader.check_end()
+    if not names:
         raise DataError("the file is empty", where=origin, fix="It needs a header line and at least one row.")
-    if parser.found.lines:
-        yield parser.take()
+    if refused:
+        raise _refuse(refused, count, len(names), origin=origin, dialect=dialect, can_skip=skip_bad is not None)
 
 
 @dataclass(slots=True)
-class _Parser:
-    """Parser state: the records since the last `take`, the rest of the last block and its first line."""
+class _RecordReader:
+    """Lines become records; a record with quotes may have several lines."""
 
     origin: str
-    delimiter: str
-    quoting: bool
-    on_header: Callable[[list[str]], None]
-    keep_bad: bool
+    dialect: Dialect
     width: int = 0
     """Number of fields of the header, once it is read."""
-    found: Records = field(default_factory=lambda: Records([]))
-    line: int = 1
-    pending: str = ""
-    blanks: list[int] = field(default_factory=list)
+    blank_from: int = 0
+    """The first of the empty lines before the next record; they are allowed only at the end of the file. 0: none."""
+    open_from: int = 0
+    open_lines: list[str] = field(default_factory=list)
+    """Lines with an odd number of quotes so far: the record ends on a later line."""
+    open_chars: int = 0
+    quotes: int = 0
     field_pattern: re.Pattern[str] = field(init=False)
+    """A quoted or a plain field, and what ends it."""
 
     def __post_init__(self) -> None:
-        d = re.escape(self.delimiter)
-        self.field_pattern = re.compile(rf'(?:"([^"]*+(?:""[^"]*+)*+)"|([^"{d}\r\n]*+))({d}|\r\n|\r|\n|\Z)')
+        mark = re.escape(self.dialect.delimiter)
+        self.field_pattern = re.compile(rf'(?:"([^"]*+(?:""[^"]*+)*+)"|([^"{mark}\r\n]*+))({mark}|\r\n|\r|\n|\Z)')
 
-    def take(self) -> Records:
-        """Return the records read since the last call."""
-        records, self.found = self.found, Records([[] for _ in range(self.width)])
-        return records
+    def lines_of(self, blocks: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+        """Yield the lines of each block; an error about the text names the field instead of the character."""
+        try:
+            yield from line_blocks(blocks, self.origin)
+        except UnreadableText as fault:
+            fields, at = fault.before.split(self.dialect.delimiter), None
+            if self.dialect.quoting:
+                fields, at = self._split("".join(self.open_lines) + fault.before)
+            where = f"{self.origin}:{fault.number}:{len(fields) + (at is not None)}"
+            raise DataError(fault.problem, where=where, fix=fault.fix) from None
 
-    def feed(self, text: str, *, final: bool = False) -> None:
-        """Read all complete records of the pending text and `text`."""
-        text = self.pending + text
-        at = self._read_header(text, final=final) if not self.width and text else 0
-        while at < len(text) and self.width:
-            quote = text.find('"', at) if self.quoting else -1
-            limit = len(text) if quote < 0 else quote
-            end = max(text.rfind("\n", at, limit), text.rfind("\r", at, limit), at - 1) + 1
-            end = limit if final and quote < 0 else end
-            if end > at:  # whole lines without a quote
-                self._read_plain(text[at:end])
-                at = end
-            found = self._match_record(text, at, final=final) if quote >= 0 else None
-            if found is None:
-                break
-            fields, end = found
-            self._add(fields, self.line, text[at:end].rstrip("\r\n"))
-            self.line += _count_lines(text[at:end]) or 1
-            at = end
-        self.pending = text[at:]
-        if len(self.pending) > MAX_RECORD_CHARS:
-            raise self._too_long()
+    def is_plain(self, lines: list[str]) -> bool:
+        """Return whether each line is a record with the fields of the header and without quotes: these are split together."""
+        if not self.width or self.open_lines or self.blank_from:
+            return False
+        if self.dialect.quoting and any('"' in line for line in lines):
+            return False
+        return set(map(methodcaller("count", self.dialect.delimiter), lines)) == {self.width - 1}
 
-    def place_of_end(self) -> str:
-        """Return the line and field at which the text read so far ends."""
-        text, at, place = self.pending, 0, 1
-        if not self.quoting:
-            place += text.count(self.delimiter)
-        while self.quoting and (match := self.field_pattern.match(text, at)) and match.group(3) == self.delimiter:
-            at, place = match.end(), place + 1
-        return f"{self.origin}:{self.line + _count_lines(text)}:{place}"
+    def records(self, start: int, lines: list[str]) -> Iterator[Record]:
+        """Yield the records that end on these lines. Wrong quotes are refused at the quote that opens the field."""
+        for number, line in enumerate(lines, start):
+            self.open_from = self.open_from or number
+            self.open_lines.append(line)
+            self.open_chars += len(line)
+            self.quotes += line.count('"') if self.dialect.quoting else 0
+            if self.quotes % 2 and self.open_chars <= MAX_RECORD_CHARS:
+                continue
+            text, first = "".join(self.open_lines), self.open_from
+            fields, at = self._split(text) if self.quotes else (text.rstrip("\r\n").split(self.dialect.delimiter), None)
+            if at is not None:
+                raise self._quote_error(text, at, len(fields) + 1, ended=False)
+            self.open_from, self.open_lines, self.open_chars, self.quotes = 0, [], 0, 0
+            text = text.rstrip("\r\n")
+            if not text and self.width > 1:
+                self.blank_from = self.blank_from or first
+                continue
+            if self.blank_from:
+                yield from ((blank, [], "") for blank in range(self.blank_from, first))
+                self.blank_from = 0
+            yield first, fields, text
 
-    def _read_header(self, text: str, *, final: bool) -> int:
-        found = self._match_record(text, 0, final=final)
-        if found is not None and text[: found[1]].strip() == f"sep={self.delimiter}".strip():
-            found = self._match_record(text, found[1], final=final)
-        if found is None:
-            return 0
-        header, end = found
-        self.on_header(header)
-        self.width = len(header)
-        self.take()
-        self.line += _count_lines(text[:end])
-        return end
+    def check_end(self) -> None:
+        """Refuse a record that is not complete at the end of the file."""
+        if self.open_lines:
+            text = "".join(self.open_lines)
+            fields, at = self._split(text)
+            assert at is not None, "an odd number of quotes"
+            raise self._quote_error(text, at, len(fields) + 1, ended=True)
 
-    def _read_plain(self, chunk: str) -> None:
-        """Parse lines without quotes, the fast path."""
-        if "\r" in chunk:
-            chunk = chunk.replace("\r\n", "\n").replace("\r", "\n")
-        chunk = chunk.removesuffix("\n")
-        lines = chunk.split("\n")
-        numbers = range(self.line, self.line + len(lines))
-        self.line += len(lines)
-        if self.blanks or set(map(methodcaller("count", self.delimiter), lines)) != {self.width - 1}:
-            for number, line in zip(numbers, lines, strict=True):
-                if line == "" and self.width > 1:
-                    self.blanks.append(number)  # allowed only at the end of the file
-                else:
-                    self._add(line.split(self.delimiter), number, line)
-            return
-        cells = chunk.replace("\n", self.delimiter).split(self.delimiter)
-        for k, column in enumerate(self.found.columns):
-            column.extend(cells[k :: self.width])
-        self.found.lines.extend(numbers)
-
-    def _add(self, fields: list[str], line: int, text: str) -> None:
-        """Add a record, after the empty lines before it."""
-        for blank in self.blanks:
-            self._add_bad(f"an empty line, expected {self.width} fields", "Remove it.", blank, "")
-        self.blanks.clear()
-        if len(fields) != self.width:
-            count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
-            if len(fields) > self.width and self.quoting:
-                fix = f"Enclose a field that contains {self.delimiter!r} in quotes."
-            elif not self.quoting and text.count('"') % 2:
-                fix = "Set --quoting minimal if quotes enclose cells of several lines."
-            else:
-                fix = "Correct the line, or set --delimiter."
-            self._add_bad(f"{count}, expected {self.width}", fix, line, text)
-            return
-        for column, cell in zip(self.found.columns, fields, strict=True):
-            column.append(cell)
-        self.found.lines.append(line)
-
-    def _add_bad(self, problem: str, fix: str, line: int, text: str) -> None:
-        error = DataError(problem, where=f"{self.origin}:{line}", fix=fix)
-        if not self.keep_bad:
-            raise error
-        self.found.bad[len(self.found.lines)] = (error, text)
-        for column in self.found.columns:
-            column.append("")
-        self.found.lines.append(line)
-
-    def _match_record(self, text: str, start: int, *, final: bool) -> tuple[list[str], int] | None:
-        """Return the fields of the record that starts here and its end; None if the text ends first."""
-        if not self.quoting:
-            ending = _LINE_END.search(text, start)
-            if ending is None:
-                return (text[start:].split(self.delimiter), len(text)) if final else None
-            return text[start : ending.start()].split(self.delimiter), ending.end()
-        match_field, delimiter = self.field_pattern.match, self.delimiter
+    def _split(self, text: str) -> tuple[list[str], int | None]:
+        """Return the fields of a record, and the index of the first field with wrong quotes."""
         fields: list[str] = []
-        at = start
-        while True:
-            match = match_field(text, at)
-            if match is None:
-                self._refuse_quote(text, start, at, len(fields) + 1, final=final)
-                return None
+        at = 0
+        while match := self.field_pattern.match(text, at):
             quoted, plain, end = match.groups()
-            fields.append(quoted.replace('""', '"') if plain is None else plain)
+            fields.append(plain if quoted is None else quoted.replace('""', '"'))
             at = match.end()
-            if end != delimiter:
-                return (fields, at) if end or final else None
+            if end != self.dialect.delimiter:
+                return fields, None
+        return fields, at
 
-    def _refuse_quote(self, text: str, start: int, at: int, place: int, *, final: bool) -> None:
-        """Raise the error for a bad quote; return if more text may still complete the field."""
-        opening = self.line + _count_lines(text[start:at])
+    def _quote_error(self, text: str, at: int, place: int, *, ended: bool) -> DataError:
+        """Return the error for the field at an index of the open record. `ended`: the file ends with it."""
+        opening = self.open_from + _count_lines(text[:at])
         where = f"{self.origin}:{opening}:{place}"
         if text[at] != '"':
-            raise DataError("a quote inside a field that does not start with one", where=where, fix=_QUOTE_FIX)
+            return DataError("a quote inside a field that does not start with one", where=where, fix=_QUOTE_FIX)
         closed = _QUOTED_FIELD.match(text, at)
         if closed is None:
-            if final:
-                raise DataError("the quote opened here is never closed", where=where, fix=_QUOTE_FIX)
-            return
+            until = "never closed" if ended else f"not closed within {MAX_RECORD_CHARS >> 20} million characters"
+            return DataError(f"the quote opened here is {until}", where=where, fix=_QUOTE_FIX)
         line = opening + _count_lines(closed.group())
         there = "" if line == opening else f" on line {line}"
         after = text[closed.end() : closed.end() + 20].splitlines()[0]
         problem = f"the quoted field opened here is closed{there} and then continues with {after!r}"
         escaped = 'Quotes inside a field are written as \\". Write them as "" instead.'
-        raise DataError(problem, where=where, fix=escaped if closed.group().endswith('\\"') else _QUOTE_FIX)
-
-    def _too_long(self) -> DataError:
-        limit = f"{MAX_RECORD_CHARS >> 20} million characters"
-        if self.quoting and '"' in self.pending:
-            opening = self.line + _count_lines(self.pending[: self.pending.index('"')])
-            problem = f"the quote opened here is not closed within {limit}"
-            return DataError(problem, where=f"{self.origin}:{opening}", fix=_QUOTE_FIX)
-        return DataError(f"a line of more than {limit}", where=f"{self.origin}:{self.line}", fix="Is this a text file?")
+        return DataError(problem, where=where, fix=escaped if closed.group().endswith('\\"') else _QUOTE_FIX)
 
 
-def _count_lines(text: str) -> int:
-    """Count line ends: LF, CRLF and CR count as one each."""
-    if "\r" in text:
-        return text.count("\n") + text.count("\r") - text.count("\r\n")
-    return text.count("\n")
+def _shape(record: Record, width: int) -> str:
+    """Return what is wrong with the number of fields of a record."""
+    count = len(record[1])
+    found = "an empty line" if not count else "1 field" if count == 1 else f"{count} fields"
+    return f"{found}, expected {width}" + (" fields" if not count else "")
 
 
-TEXT_KINDS = ("csv", "tsv", "jsonl")
+def _refuse(bad: list[Record], rows: int, width: int, *, origin: str, dialect: Dialect, can_skip: bool) -> DataError:
+    """Return one error for all rows that do not have the fields of the header."""
+    line, fields, text = bad[0]
+    if not fields:
+        fix = "Remove it."
+    elif len(fields) > width and dialect.quoting:
+        fix = f"Enclose a field that contains {dialect.delimiter!r} in quotes."
+    elif not dialect.quoting and text.count('"') % 2:
+        fix = "Set --quoting minimal if quotes enclose cells of several lines."
+    else:
+        fix = "Correct the line, or set --delimiter."
+    if len(bad) == 1:
+        fix = f"{fix} {_SKIP}." if can_skip else fix
+        return DataError(_shape(bad[0], width), where=f"{origin}:{line}", fix=fix)
+    shown = [f"  {origin}:{record[0]}: {_shape(record, width)}" for record in bad[:SHOWN]]
+    more = [f"  and {len(bad) - SHOWN:,} more"] if len(bad) > SHOWN else []
+    what = "\n".join([f"{len(bad):,} of {rows:,} rows do not match the header:", *shown, *more])
+    texts = [text for _, _, text in bad[:1000]]
+    if sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts):
+        fix = "Fields are enclosed in '. Enclose them in \" instead."
+    elif can_skip:
+        fix = f"{fix} {_SKIP} (bad_rows.jsonl in the run folder lists them)."
+    return DataError(what, where=origin, fix=f"\n{fix}")
+
+
+# --- files to predict -------------------------------------------------------------------------------------------------
 
 
 def kind_of_rows(path: Path) -> tuple[str, bool]:
     """Return ("csv" | "tsv" | "jsonl" | "parquet", whether it is gzipped), from the name of a file."""
     gzipped = path.suffix.lower() == ".gz"
-    kind = (path.with_suffix("") if gzipped else path).suffix.lower().removeprefix(".")
-    kind = {"ndjson": "jsonl", "json": "jsonl", "tab": "tsv", "pq": "parquet"}.get(kind, kind)
-    if kind not in (*TEXT_KINDS, "parquet") or (gzipped and kind == "parquet"):
+    kind = KINDS.get((path.with_suffix("") if gzipped else path).suffix.lower(), "")
+    kind = "jsonl" if kind == "json" else kind
+    if kind not in ("csv", "tsv", "jsonl", "parquet") or (gzipped and kind == "parquet"):
         fix = "Use .csv, .tsv, .jsonl, each also .gz, or .parquet."
         raise ConfigError("cannot be read as rows", where=str(path), fix=fix)
     return kind, gzipped
@@ -705,21 +648,18 @@ def column_blocks(
     encoding: str | None = None,
     delimiter: str | None = None,
     quoting: str | None = None,
-) -> Iterator[dict[str, list[Any]]]:
+) -> Iterator[Mapping[str, Sequence[Any]]]:
     """Yield the columns of the next rows, in order. A JSON object without a key of its block has None there."""
     origin = str(path)
-    with (
-        readable(path, origin),
-        CountedBytes(path, origin=origin, gzipped=gzipped, limits=DecompressionLimits()) as file,
-    ):
-        dialect = None if kind == "jsonl" else choose_dialect(kind, delimiter=delimiter, quoting=quoting)
+    dialect = None if kind == "jsonl" else choose_dialect(kind, delimiter=delimiter, quoting=quoting)
+    with readable(path, origin), InputBytes(path, origin, gzipped=gzipped) as file:
         yield from _column_blocks(text_blocks(file, encoding=encoding), origin, dialect)
 
 
 def read_stdin(*, encoding: str | None, delimiter: str | None, quoting: str | None) -> dict[str, list[Any]]:
     """Return all columns of the csv or JSON lines on stdin; text that starts with a brace is JSON."""
     data = sys.stdin.buffer.read()
-    stream: Any = SimpleNamespace(read=BytesIO(data).read, origin="stdin")
+    stream: Any = SimpleNamespace(read=io.BytesIO(data).read, origin="stdin")
     is_json = data.lstrip()[:1] == b"{"
     dialect = None if is_json else choose_dialect("csv", delimiter=delimiter, quoting=quoting)
     columns = next(fixed_runs(_column_blocks(text_blocks(stream, encoding=encoding), "stdin", dialect)), None)
@@ -728,7 +668,9 @@ def read_stdin(*, encoding: str | None, delimiter: str | None, quoting: str | No
     return columns
 
 
-def fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int = sys.maxsize) -> Iterator[dict[str, list[Any]]]:
+def fixed_runs(
+    blocks: Iterator[Mapping[str, Sequence[Any]]], size: int = sys.maxsize
+) -> Iterator[dict[str, list[Any]]]:
     """Yield the same rows in blocks of `size`."""
     held: dict[str, list[Any]] = {}
     rows = 0
@@ -745,23 +687,17 @@ def fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int = sys.maxsize) 
         yield held
 
 
-def _column_blocks(blocks: Iterator[str], origin: str, dialect: Dialect | None) -> Iterator[dict[str, list[Any]]]:
-    if dialect is None:
-        from tunesmith.data.json_files import BATCH_ROWS, convert_export, flatten_record, line_records
-
-        _, records = convert_export(line_records(blocks, origin))
-        while some := [flatten_record(row) for _, row in islice(records, BATCH_ROWS)]:
-            yield {name: [row.get(name) for row in some] for name in dict.fromkeys(chain.from_iterable(some))}
-        return
-    try:
+def _column_blocks(
+    blocks: Iterator[str], origin: str, dialect: Dialect | None
+) -> Iterator[Mapping[str, Sequence[Any]]]:
+    if dialect is not None:
         head = next(blocks, "")
-    except UnreadableText as fault:
-        raise fault.at(f"{origin}:1:1") from None
-    dialect = sniff_dialect(head, dialect)
-    names: list[str] = []
+        dialect = sniff_dialect(head, dialect)
+        for block in delimited_blocks(chain([head], blocks), origin=origin, dialect=dialect):
+            yield block.columns
+        return
+    from tunesmith.data.json_files import BATCH_ROWS, convert_export, flatten_record, line_records
 
-    def on_header(header: list[str]) -> None:
-        names.extend(check_header(header, origin=origin, dialect=dialect))
-
-    for found in parse_delimited(chain([head], blocks), origin=origin, dialect=dialect, on_header=on_header):
-        yield dict(zip(names, found.columns, strict=True))
+    _, records = convert_export(line_records(blocks, origin))
+    while some := [flatten_record(row) for _, row in islice(records, BATCH_ROWS)]:
+        yield {name: [row.get(name) for row in some] for name in dict.fromkeys(chain.from_iterable(some))}

@@ -18,10 +18,10 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tunesmith.data.json_files import ColumnKinds, json_batches
+from tunesmith.data.json_files import ColumnTypes, json_batches
 from tunesmith.data.read import read_source
 from tunesmith.data.rows import LINE_COLUMN
-from tunesmith.data.text_files import choose_dialect, delimited_batches
+from tunesmith.data.text_files import choose_dialect, delimited_blocks
 from tunesmith.errors import ConfigError, DataError, ResourceError
 
 LOOKALIKES = ["NA", "null", "None", "007", "1e5", "TRUE", "nan", "", " x ", "-", "=1+1", "1,5", 'a "b" c', "é\u2028ü"]
@@ -253,8 +253,8 @@ def pieces_of(text: str, size: int) -> list[str]:
 
 def parse(text: str, size: int, kind: str) -> list[list[str]]:
     dialect = choose_dialect(kind, delimiter=None, quoting=None)
-    batches = delimited_batches(pieces_of(text, size), origin="x", dialect=dialect)
-    return [list(row.values())[:-1] for batch in batches for row in batch.to_pylist()]
+    blocks = delimited_blocks(pieces_of(text, size), origin="x", dialect=dialect)
+    return [list(row) for block in blocks for row in zip(*block.columns.values(), strict=True)]
 
 
 def quote(cell: str, *, always: bool) -> str:
@@ -288,6 +288,6 @@ def test_any_tsv_reads_back_unchanged(rows: list[list[str]], size: int, newline:
 def test_any_json_lines_read_back_unchanged(rows: list[list[str]], size: int, newline: str, ascii_only: bool) -> None:
     records = [{f"c{k}": value for k, value in enumerate(row)} for row in rows]
     text = "".join(json.dumps(record, ensure_ascii=ascii_only) + newline for record in records)
-    kinds = ColumnKinds("x", lines=False)
-    batches = json_batches(pieces_of(text, size), origin="x", kinds=kinds, array_allowed=False)
+    types = ColumnTypes("x", lines=False)
+    batches = json_batches(pieces_of(text, size), origin="x", types=types, array_allowed=False)
     assert [row for batch in batches for row in batch.to_pylist()] == records
