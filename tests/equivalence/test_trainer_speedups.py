@@ -25,6 +25,7 @@ from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 from tunesmith.errors import ResourceError
 from tunesmith.speedups import packed_calls
+from tunesmith.trainer import captured_steps
 
 SIZES = {
     "hidden_size": 32,
@@ -211,15 +212,17 @@ CAPTURED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture
+def whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the path of a GPU. There, these steps are CUDA graphs; here, they run one by one."""
+    monkeypatch.setattr(Trainer, "_on_gpu", True)
+    monkeypatch.setattr(captured_steps, "has_triton", lambda: True)
+
+
 @pytest.mark.parametrize("name", CAPTURED)
-def test_captured_steps_equal_transformers(name: str, tmp_path: Path) -> None:
-    """On a GPU, these steps are CUDA graphs; here, they run one by one."""
-
-    class Whole(Trainer):
-        _force_captured_steps = True
-
+def test_captured_steps_equal_transformers(name: str, tmp_path: Path, whole_steps: None) -> None:
     seen = []
-    for kind in (transformers.Trainer, Whole):
+    for kind in (transformers.Trainer, Trainer):
         trainer = make(kind, tmp_path, save_strategy="steps", save_steps=4, **CAPTURED[name])
         trainer.train()
         logs = [{k: v for k, v in line.items() if "time" not in k and "second" not in k and k != "total_flos"}
@@ -231,14 +234,11 @@ def test_captured_steps_equal_transformers(name: str, tmp_path: Path) -> None:
         assert ours == pytest.approx(theirs, **tolerance)
 
 
-def test_captured_steps_resume_exactly_with_dropout(tmp_path: Path) -> None:
-    class Whole(Trainer):
-        _force_captured_steps = True
-
+def test_captured_steps_resume_exactly_with_dropout(tmp_path: Path, whole_steps: None) -> None:
     def run(folder: Path, **more: Any) -> Any:
         torch.manual_seed(0)
         model = BertForSequenceClassification(BertConfig(**SIZES, max_position_embeddings=64))
-        trainer = make(Whole, folder, model, save_strategy="steps", save_steps=3)
+        trainer = make(Trainer, folder, model, save_strategy="steps", save_steps=3)
         trainer.train(**more)
         return trainer
 

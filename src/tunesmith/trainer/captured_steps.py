@@ -96,7 +96,7 @@ class CapturedSteps:
     @classmethod
     def make(cls, trainer: Any, kind: type, dataset: Any) -> CapturedSteps | str:
         """Return whole steps for an unmodified script on a GPU; for any other the reason why there are none."""
-        if not (trainer.args.device.type == "cuda" and has_triton()) and not trainer._force_captured_steps:
+        if not has_triton():
             return "Triton is not installed"
         if trainer.accelerator.mixed_precision == "fp16" and trainer.accelerator.native_amp:
             return "the loss scale is accelerate's"

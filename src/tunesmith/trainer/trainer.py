@@ -194,15 +194,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     _packed: PackedCalls | None = None
     _graphs: ModelGraphs | None = None
-    _stand_in_for_capture: Any = None
-    """For tests: what captures the encoder without a GPU."""
     _reported: Any = None
     _run_log: RunLog | None = None
     _run_id: str = ""
     _identity: Identity | None = None
     _notes: tuple[str, ...] = ()
-    _force_captured_steps: bool = False
-    """For tests: run whole steps without a GPU."""
     _captured: CapturedSteps | None = None
     _why_not_whole: str = ""
     _step_loss: Any = None
@@ -330,6 +326,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return str(newest)
 
     @property
+    def _on_gpu(self) -> bool:
+        return bool(self.args.device.type == "cuda")
+
+    @property
     def _is_sharded(self) -> bool:
         """Whether several processes write parts of a checkpoint, in the format of their library."""
         by_transformers = getattr(self, "is_distributed_loading_by_transformers", False)  # since 5.20
@@ -361,8 +361,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._close_captured()
         self._captured = None
         self._choose_speedups()
-        on_gpu = self.args.device.type == "cuda" or self._force_captured_steps
-        if on_gpu and self._why_no_speedups() is None:
+        if self._on_gpu and self._why_no_speedups() is None:
             from tunesmith.trainer.captured_steps import CapturedSteps
 
             made = CapturedSteps.make(self, Trainer, self._training_rows())
@@ -395,10 +394,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return prepared
 
     def _may_skip_on_device(self) -> bool:
-        on_gpu = self.args.device.type == "cuda" or self._stand_in_for_capture is not None
         scaled = getattr(self.accelerator, "scaler", None) is not None
         own = type(self)._get_grad_norm is not Trainer._get_grad_norm
-        return on_gpu and self._packed is not None and self.args.world_size == 1 and not (scaled or own)
+        return self._on_gpu and self._packed is not None and self.args.world_size == 1 and not (scaled or own)
 
     def _close_captured(self) -> None:
         if self._captured is not None:
@@ -529,8 +527,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         own_loss = type(self).compute_loss is not Trainer.compute_loss or "compute_loss" in vars(self)
         only_loss = not own_loss and self.compute_loss_func is None and self.label_smoother is None
         self._packed = PackedCalls(self.model, half=half, only_loss=only_loss)
-        if self.args.device.type == "cuda" or self._stand_in_for_capture is not None:
-            self._graphs = ModelGraphs(self.model, half=half, capture=self._stand_in_for_capture)
+        if self._on_gpu:
+            self._graphs = ModelGraphs(self.model, half=half)
             if self.args.world_size > 1:
                 self._graphs.close("several processes train")
         self._reported = self._in_use()

@@ -426,8 +426,6 @@ def test_captured_autocast_gradients_match_plain_autocast() -> None:
 class Weighted(Trainer):
     """A script with class weights."""
 
-    _stand_in_for_capture = StandIn()
-
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         labels = inputs.pop("labels")
         outputs = model(**inputs)
@@ -474,7 +472,8 @@ def train(kind: Any, folder: Path, model: Any, resume: Any = None, **options: An
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     found = StandIn()
-    monkeypatch.setattr(Weighted, "_stand_in_for_capture", found)
+    monkeypatch.setattr(Trainer, "_on_gpu", True)
+    monkeypatch.setattr(model_graphs, "CudaCapture", lambda: found)
     return found
 
 
@@ -499,11 +498,12 @@ def test_trainer_with_own_loss_replays_the_encoder(tmp_path: Path, stand_in: Sta
         "adafactor", "LoRA", "FGM", "R-Drop", "distillation", "siamese", "layer-wise learning rates", "token classification",
     ],
 )  # fmt: skip
-def test_benchmark_script_losses_match_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_script_losses_match_transformers(
+    name: str, tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "bench"))
     import scripts_gpu
 
-    monkeypatch.setattr(Trainer, "_stand_in_for_capture", StandIn())
     config, rows = scripts_gpu.tiny()
     given = {"max_steps": 4, "use_cpu": True, "logging_steps": 1, "per_device_train_batch_size": 4, "bf16": False}
     logs = []
@@ -514,7 +514,7 @@ def test_benchmark_script_losses_match_transformers(name: str, tmp_path: Path, m
         trainer.train()
         logs.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
     assert logs[0] == pytest.approx(logs[1], abs=2e-5)
-    assert Trainer._stand_in_for_capture.replayed >= 8
+    assert stand_in.replayed >= 8
 
 
 @pytest.mark.trains
