@@ -379,12 +379,12 @@ def _choose_task(
             return Task.MULTILABEL, f"Task: multilabel, because {label!r} contains lists."
     survey = survey_labels(source, label)
     if separator is not None and separator != "none":
-        return Task.MULTILABEL, f"Task: multilabel, labels of a cell set apart by {separator!r}, as requested."
+        return Task.MULTILABEL, f"Task: multilabel, labels of a cell are separated by {separator!r}, as requested."
     found = None if separator == "none" or class_names(source, label) else find_separator(survey.counts)
     if found == ",":
         _ask(source, f"do cells of {label!r} contain several labels separated by comma?", "--label_separator comma")
     if found is not None:
-        what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
+        what = "lists" if found == "json" else f"labels separated by {found!r} (--label_separator none: one label)"
         return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} contain {what}."
     if do_regression is None and survey.looks_like_scores:
         return Task.REGRESSION, f"Task: regression, because {label!r} contains numbers with fractions."

@@ -507,7 +507,7 @@ def _impossible(held_out: HeldOut, max_error: float, *, per_class: bool) -> Data
     needed = math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log1p(-max_error))
     examples, kind = len(held_out.correct), " of one class" if per_class else ""
     if examples < needed:
-        reason = f"that takes at least {needed:,} held-out examples{kind}, and there are {examples:,}"
+        reason = f"at least {needed:,} held-out examples{kind} are needed, and there are {examples:,}"
     else:
         lowest = min(error for share, error in coverage_curve(held_out) if share * examples >= needed)
         reason = (

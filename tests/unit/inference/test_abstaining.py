@@ -53,7 +53,7 @@ def test_predict_adds_the_column_answered(home: Path, capsys: pytest.CaptureFixt
 def test_impossible_limit_fails_with_the_reason(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["predict", str(home / "run"), "--input", str(home / "validation.csv"), "--output", str(home / "no.csv")]
     assert main([*words, "--max_error", "0.001"]) == 3
-    assert "that takes at least 3,688 held-out examples, and there are 300" in capsys.readouterr().err
+    assert "at least 3,688 held-out examples are needed, and there are 300" in capsys.readouterr().err
     assert not (home / "no.csv").exists()
 
 
