@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunesmith.cli.label_next import add_next_arguments, run_next
 from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.errors import ConfigError
 
@@ -37,11 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="probe",
     )
     add_flag(parser, "--review_file FILE", "Write suspected label errors to this csv file, for `train --labels_file`.")
+    add_next_arguments(parser)
     add_config_arguments(parser, ("Data", "Columns and reading", "Tokens and batches", "Model"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings and return the exit code."""
+    if any(value is not None for value in (args.unlabeled, args.next, args.output, args.output_tool)):
+        return run_next(args)
     if args.files and args.config is None and "train_file" in args.given:
         raise ConfigError("files are passed both as arguments and with --train_file", fix="Use one of them.")
     args.given |= {f"{split}_file": file for split, file in name_splits(args.files).items()}
