@@ -21,7 +21,7 @@ RECIPE = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_flag(parser, "--output_dir FOLDER", "Run folder. Default: runs/demo, or the next free runs/demo-2.")
+    add_flag(parser, "--output_dir FOLDER", "Run folder. Default: runs/demo, or runs/demo-2 and so on if it exists.")
     add_flag(parser, "--max_steps N", "Number of optimizer steps. Default: 5 epochs.", type=int, default=-1)
     add_flag(parser, "--disable_tqdm", "Print plain lines instead of progress bars.")
 

@@ -20,7 +20,7 @@ from tunesmith.cli.predict import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     add_model_argument(parser)
-    add_flag(parser, "--test_file FILE", "Labeled data: csv, tsv, jsonl, parquet or arrow.", required=True)
+    add_flag(parser, "--test_file FILE", "Labeled data: csv, tsv, jsonl, xlsx, parquet or arrow.", required=True)
     add_flag(parser, "--label_column_name NAME", "Label column. Default: as in training.")
     add_flag(parser, "--merge_label_variants", "Accept labels that differ from the model's only in case or spaces.")
     add_flag(parser, "--metric_name NAMES", "Metrics, separated by commas. Default: by task.")

@@ -159,19 +159,21 @@ class _HelpAll(argparse.Action):
 
 
 def add_config_arguments(
-    parser: argparse.ArgumentParser, groups: Iterable[str] | None = None, *, run_folder: bool = False
+    parser: argparse.ArgumentParser,
+    groups: Iterable[str] | None = None,
+    *,
+    run_folder: bool = False,
+    unsupported: Iterable[str] = (),
 ) -> None:
     """Add a flag for each option, `--config FILE`, and the same file as a positional argument.
 
     Only the flags that are set are stored, in `args.given`. With `run_folder` the positional argument may be a run folder.
-    `groups` limits the flags to some sections of the table and omits the positional argument.
+    `groups` limits the flags to some sections of the table and omits the positional argument. The command refuses `unsupported`
+    options with a reason, so its help doesn't show them.
     """
     wanted = [option for option in list_options().values() if groups is None or option.group in groups]
     parser.set_defaults(given={})
-    parser.epilog = (
-        "Switches: --bf16, --bf16 true, --bf16 false and --no_bf16 are accepted. "
-        f"`{parser.prog} --help_all` lists all options."
-    )
+    parser.epilog = f"`{parser.prog} --help_all` lists all options. Set switches as --bf16, --bf16 false or --no_bf16."
     what = "Config file with options (YAML)" + (", or the folder of a run to continue." if run_folder else ".")
     if groups is None:
         parser.add_argument("config_file", nargs="?", type=user_path, metavar="run.yaml", help=what)
@@ -186,6 +188,9 @@ def add_config_arguments(
             sections[option.group] = section
             action = _add_option(section, option)
             vars(action)["full_help"], action.help = action.help, argparse.SUPPRESS
+    for action in parser._actions:
+        if action.dest in unsupported:
+            vars(action)["full_help"] = action.help = argparse.SUPPRESS
     # Flags of earlier versions and of transformers: accepted but not shown. The loader renames or explains them.
     switches = (
         *("group_by_length", "no_cuda", "overwrite_output_dir", "trust_remote_code", "push_to_hub"),

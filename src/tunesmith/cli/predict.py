@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(
         parser,
         "--input FILE",
-        "Data to label: csv, tsv, jsonl, parquet or arrow; a quoted pattern or a folder for many files; "
+        "Data to label: csv, tsv, jsonl, xlsx, parquet or arrow; a quoted pattern or a folder for many files; "
         "-: csv or JSON lines from stdin.",
     )
     add_flag(

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
     )
     add_flag(section, "--no_prune", "Train every trial to its end. Default: end a trial that is behind the median.")
-    add_config_arguments(parser)
+    add_config_arguments(parser, unsupported=("folds", "fold", "seeds"))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -170,4 +170,4 @@ def test_help_all_shows_every_option_once(monkeypatch: pytest.MonkeyPatch, capsy
     for group in {option.group for option in list_options().values() if option.name not in MOST_USED}:
         assert f"\n{group}:\n" in text
     assert "evaluation_strategy" not in text
-    assert "--no_bf16 " not in text.split("Switches:")[0]
+    assert "--no_bf16 " not in text.split("Set switches as")[0]
