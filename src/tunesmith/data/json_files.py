@@ -250,8 +250,6 @@ def find_export(record: Mapping[str, Any]) -> tuple[str | None, Callable[[Mappin
         return "Label Studio", label_studio_row
     if isinstance(record.get("fields"), dict) and isinstance(record.get("responses"), dict):
         return "Argilla", argilla_row
-    if any(key.endswith(".responses") for key in record):
-        return "Argilla", argilla_columns_row
     if "_task_hash" in record and "answer" in record:
         return "Prodigy", prodigy_row
     return None, None
@@ -281,15 +279,21 @@ def argilla_row(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**(record.get("fields") or {}), **{name: _majority(values) for name, values in submitted.items()}}
 
 
-def argilla_columns_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """As `_argilla`, for records with one column per question: `label.responses`."""
-    row: dict[str, Any] = {}
-    for name, cell in record.items():
-        if name.endswith(".responses"):
-            row[name.removesuffix(".responses")] = _majority(cell or [])
+def merge_responses(batch: Any) -> Any:
+    """Return Argilla's table with one column per question, `label.responses`, with the majority as `label`; else the batch."""
+    import pyarrow as pa
+
+    questions = [f.name for f in batch.schema if f.name.endswith(".responses") and pa.types.is_list(f.type)]
+    if not questions:
+        return batch
+    columns = {}
+    for name in batch.schema.names:
+        if name in questions:
+            answers = [_majority(cell or []) for cell in batch[name].to_pylist()]
+            columns[name.removesuffix(".responses")] = pa.array(answers, batch[name].type.value_type)
         elif ".responses." not in name and ".suggestion" not in name:
-            row[name] = cell
-    return row
+            columns[name] = batch[name]
+    return pa.record_batch(columns)
 
 
 def prodigy_row(record: Mapping[str, Any]) -> dict[str, Any]:

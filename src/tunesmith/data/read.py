@@ -458,15 +458,21 @@ def _make_table(file: _File, cache: RowCache, on_progress: OnProgress | None) ->
         if file.kind in ("parquet", "arrow", "sheet"):
             batches = _binary_batches(file, cache.root, facts)
         try:
-            return cache.build(file.key(), _unchanged(file, batches), lambda: facts)
+            return cache.build(file.key(), _checked_batches(file, batches, facts), lambda: facts)
         except Widened:
             types.restart()
 
 
-def _unchanged(file: _File, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches; refuse a file that was written to meanwhile."""
+def _checked_batches(file: _File, batches: Iterator[Any], facts: dict[str, Any]) -> Iterator[Any]:
+    """Yield the batches with one answer per question of Argilla; refuse a file that was written to meanwhile."""
+    from tunesmith.data.json_files import merge_responses
+
     version = file_version(file.path)
-    yield from batches
+    for batch in batches:
+        merged = merge_responses(batch)
+        if merged is not batch:
+            facts["export"] = "Argilla"
+        yield merged
     if file_version(file.path) != version:
         raise DataError("the file changed while it was read", where=file.origin, fix="Run again when it is complete.")
 
@@ -483,7 +489,8 @@ def _text_batches(
             from tunesmith.data.json_files import json_batches
 
             yield from json_batches(blocks, origin=file.origin, types=types, array_allowed=file.kind == "json")
-            facts["export"] = types.export
+            if types.export is not None:
+                facts["export"] = types.export
             return
         for block in delimited_blocks(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad):
             columns = {name: pa.array(cells, pa.string()) for name, cells in block.columns.items()}

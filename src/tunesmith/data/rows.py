@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.errors import CheckpointError, ConfigError, DataError, ResourceError, did_you_mean, first_few, short_text
+from tunesmith.errors import CheckpointError, ConfigError, DataError, ResourceError, did_you_mean, first_few
 from tunesmith.files import BadFile, create, fsync_path, known_hash, open_plain
 from tunesmith.labels import LabelMap, Task
 from tunesmith.runs.folder import verify, write_manifest
@@ -287,7 +287,12 @@ class RowCache:
 
         A killed process leaves only a hidden folder that is never read; the next build removes it.
         """
-        with self._building(key) as folder:
+        folder = self.root / f".building-{os.getpid()}-{key}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
             rows = _write_stream(folder / _ROWS, batches)
             if rows is None:
                 return None
@@ -301,17 +306,6 @@ class RowCache:
                     raise
                 return found
             fsync_path(self.root)
-        return CachedRows(self.root / key / _ROWS, known)
-
-    @contextmanager
-    def _building(self, key: str) -> Iterator[Path]:
-        build = self.root / f".building-{os.getpid()}-{key}"
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            shutil.rmtree(build, ignore_errors=True)
-            build.mkdir()
-            yield build
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             why = "the disk is full" if full else error.strerror or str(error)
@@ -320,7 +314,8 @@ class RowCache:
                 f"the cache of rows cannot be written ({why})", where=str(self.root), fix=fix
             ) from error
         finally:
-            shutil.rmtree(build, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+        return CachedRows(self.root / key / _ROWS, known)
 
     def _sweep(self) -> None:
         for path in self.root.glob(".building-*"):
@@ -367,7 +362,7 @@ def binary_errors(kind: str, origin: str) -> Iterator[None]:
 
     try:
         yield
-    except DataError:
+    except (DataError, BadFile):
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError) as error:
         if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
@@ -383,31 +378,24 @@ MAX_CELLS, MAX_BYTES = 50_000_000, 1_000_000_000
 
 def read_prediction_columns(path: str | Path) -> dict[str, list[Any]]:
     """Read predictions.parquet: name -> values in row order; empty if the file is missing. Damage is a CheckpointError."""
-    try:
-        with open_plain(path, follow=True) as file:
-            return _read_parquet(file)
-    except FileNotFoundError:
-        return {}
-    except BadFile as error:
-        raise CheckpointError(str(error), where=str(path), fix="Run `tunesmith predict` again.") from None
-
-
-def _read_parquet(file: BinaryIO) -> dict[str, list[Any]]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        found = pq.ParquetFile(file)
-        cells = found.metadata.num_rows * found.metadata.num_columns
-        size = sum(found.metadata.row_group(k).total_byte_size for k in range(found.metadata.num_row_groups))
-        if cells > MAX_CELLS or size > MAX_BYTES:
-            raise BadFile(f"has {cells:,} cells and {size:,} bytes, more than a run writes")
-        table = found.read()
-        if len(set(table.column_names)) < len(table.column_names):
-            raise BadFile("has two columns of one name")
-        return {str(name): table.column(name).to_pylist() for name in table.column_names}
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise error if isinstance(error, BadFile) else BadFile(f"is not a parquet file ({short_text(error)})") from None
+        with open_plain(path, follow=True) as file, binary_errors("Parquet", str(path)):
+            found = pq.ParquetFile(file)
+            cells = found.metadata.num_rows * found.metadata.num_columns
+            size = sum(found.metadata.row_group(k).total_byte_size for k in range(found.metadata.num_row_groups))
+            if cells > MAX_CELLS or size > MAX_BYTES:
+                raise BadFile(f"has {cells:,} cells and {size:,} bytes, more than a run writes")
+            table = found.read()
+            if len(set(table.column_names)) < len(table.column_names):
+                raise BadFile("has two columns of one name")
+            return {str(name): table.column(name).to_pylist() for name in table.column_names}
+    except FileNotFoundError:
+        return {}
+    except (BadFile, DataError) as error:
+        problem = error.problem if isinstance(error, DataError) else str(error)
+        raise CheckpointError(problem, where=str(path), fix="Run `tunesmith predict` again.") from None
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------

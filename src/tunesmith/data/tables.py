@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import date, datetime, time
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,19 +52,13 @@ def text_columns_of(texts: Any) -> dict[str, list[str]]:
     return dict(zip(names, columns, strict=True))
 
 
-def column_equal_to(columns: Mapping[str, Sequence[Any]], labels: Sequence[Any]) -> str | None:
-    """Return the name of a text column whose cells are the labels, or None."""
-    target = [str(value) for value in labels]
-    return next((name for name, cells in columns.items() if len(target) > 1 and list(map(str, cells)) == target), None)
-
-
 def refuse_labels_as_text(columns: Mapping[str, Sequence[Any]], labels: Sequence[Any]) -> None:
     """Refuse a text column that equals the labels: the model would read the answer."""
-    name = column_equal_to(columns, labels)
-    if name is not None:
-        raise DataError(
-            f"the text column {name!r} equals the labels", fix=f"Pass the texts without the column {name!r}."
-        )
+    target = [str(value) for value in labels]
+    for name, cells in columns.items():
+        if len(target) > 1 and list(map(str, cells)) == target:
+            fix = f"Pass the texts without the column {name!r}."
+            raise DataError(f"the text column {name!r} equals the labels", fix=fix)
 
 
 def labelled_table(texts: Any, labels: Any) -> Any:
@@ -178,7 +172,7 @@ def _from_list(rows: Any, name: str) -> Source:
     import pyarrow as pa
     from datasets import Dataset
 
-    from tunesmith.data.json_files import ColumnTypes, convert_export
+    from tunesmith.data.json_files import ColumnTypes, convert_export, merge_responses
 
     if not rows:
         raise DataError("the list is empty", where=name, fix="It needs at least one row.")
@@ -187,7 +181,7 @@ def _from_list(rows: Any, name: str) -> Source:
             raise DataError(f"{type(row).__name__}, expected a dict", where=f"{name}:{i}")
     _, records = convert_export(enumerate(rows, start=1))
     batch = ColumnTypes(name, lines=False).batch([row for _, row in records], range(1, len(rows) + 1))
-    return Source(name, Dataset(pa.Table.from_batches([batch])), name)
+    return Source(name, Dataset(pa.Table.from_batches([merge_responses(batch)])), name)
 
 
 def parquet_batches(path: Path, origin: str) -> Iterator[Any]:
@@ -295,14 +289,6 @@ _READER = "import sys; sys.path.append(sys.argv[1]); from tunesmith.data.tables 
 _SAVE = "Open and save it again, or save the sheet as CSV."
 
 
-class Sheet(NamedTuple):
-    """A sheet that has cells."""
-
-    name: str
-    width: int
-    height: int
-
-
 def sheet_batches(path: Path, *, origin: str, sheet: str | None, facts: dict[str, Any]) -> Iterator[Any]:
     """Yield record batches of strings plus the row numbers of the sheet; the first row contains the column names.
 
@@ -315,44 +301,38 @@ def sheet_batches(path: Path, *, origin: str, sheet: str | None, facts: dict[str
     first, header = next(rows, (0, []))
     if not header:
         raise DataError("no sheet has rows", where=origin, fix="It needs a header and at least one row.")
-    names = check_header(_trimmed(header), origin)
+    names = check_header(header, origin)
     second = next(rows, None)
-    if second is not None and len(names) == 1 and len(_trimmed(second[1])) > 1:
+    if second is not None and len(names) == 1 and len(second[1]) > 1:
         fix = f"Delete the rows above row {second[0]} and save the sheet."
         raise DataError(f"the first row is {names[0]!r}, a title, not a header", where=f"{origin}:{first}", fix=fix)
     rows = chain([second] if second is not None else [], rows)
     while some := list(islice(rows, SHEET_ROWS)):
         for number, cells in some:
-            if any(cells[len(names) :]):
-                problem = f"{len(_trimmed(cells))} cells, expected {len(names)}"
-                raise DataError(
-                    problem,
-                    where=f"{origin}:{number}",
-                    fix=f"Delete the cells outside of the table, or name every column in row {first}.",
-                )
-        full = [cells[: len(names)] + [""] * (len(names) - len(cells)) for _, cells in some]
-        columns = [pa.array(column, pa.string()) for column in zip(*full, strict=True)]
-        yield pa.record_batch([*columns, pa.array([n for n, _ in some], pa.int64())], names=[*names, LINE_COLUMN])
+            if len(cells) > len(names):
+                problem = f"{len(cells)} cells, expected {len(names)}"
+                fix = f"Delete the cells outside of the table, or name every column in row {first}."
+                raise DataError(problem, where=f"{origin}:{number}", fix=fix)
+        full = [cells + [""] * (len(names) - len(cells)) for _, cells in some]
+        columns = dict(zip(names, (pa.array(column, pa.string()) for column in zip(*full, strict=True)), strict=True))
+        yield pa.record_batch({**columns, LINE_COLUMN: pa.array([n for n, _ in some], pa.int64())})
 
 
 def _read_rows(path: Path, origin: str, asked: str | None, facts: dict[str, Any]) -> Iterator[tuple[int, list[str]]]:
-    """Yield (row number, cells) of the one sheet with a table, or of the requested one, without empty rows."""
+    """Yield (row number, cells) of the one sheet with a table, or of the requested one, without empty rows.
+
+    A separate process parses the file: on hostile cells the parser panics or allocates without limit.
+    """
     command = [sys.executable, "-c", _READER, str(Path(__file__).resolve().parents[2]), str(path), asked or ""]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         try:
             head = json.loads(process.stdout.readline() or "{}")
-            if "missing" in head:
-                fix = "pip install python-calamine, or save the sheet as CSV."
-                raise DataError("reading spreadsheets needs the package python-calamine", where=origin, fix=fix)
-            if "error" in head:
-                raise DataError(f"cannot be read as a spreadsheet ({head['error']})", where=origin, fix=_SAVE)
-            if "sheets" in head:
-                sheets = [Sheet(*sheet) for sheet in head["sheets"]]
-                name = choose_sheet(sheets, origin, asked)
-                facts |= {"sheet": name, "other_sheets": [repr(s.name) for s in sheets[:7] if s.name != name]}
-                for line in process.stdout:
-                    yield tuple(json.loads(line))
+            if "problem" in head:
+                raise DataError(head["problem"], where=origin, fix=head["fix"])
+            facts |= head
+            for line in process.stdout:
+                yield tuple(json.loads(line))
             if process.wait() != 0:
                 problem = "cannot be read as a spreadsheet: the reader ran out of memory or time, or crashed"
                 fix = "Delete cells far outside of the table, or save the sheet as CSV."
@@ -361,22 +341,8 @@ def _read_rows(path: Path, origin: str, asked: str | None, facts: dict[str, Any]
             process.kill()
 
 
-def choose_sheet(sheets: list[Sheet], origin: str, asked: str | None) -> str | None:
-    """Return the sheet to read. If several sheets contain tables, an error asks which one."""
-    names = [sheet.name for sheet in sheets]
-    if asked is not None and asked not in names:
-        fix = did_you_mean(asked, names) or f"Sheets with rows: {', '.join(map(repr, names))}."
-        raise DataError(f"there is no sheet {asked!r} with rows", where=origin, fix=fix)
-    tables = sorted((s for s in sheets if s.width > 1 and s.height > 1), key=lambda s: -s.height)
-    if asked is None and len(tables) > 1:
-        shown = ", ".join(f"{s.name!r} ({s.height - 1:,} rows)" for s in tables[:8])
-        fix = f"Set for example --sheet_name {shlex.quote(tables[0].name)}."
-        raise DataError(f"which sheet? {shown}", where=origin, fix=fix)
-    return asked if asked is not None else next((s.name for s in (*tables, *sheets)), None)
-
-
 def work() -> None:
-    """Run the reader process: print the sheets as one line of JSON, then one line per row of the chosen sheet."""
+    """Run the reader process: print a problem, or the facts and then one line of JSON per row of the sheet."""
     with suppress(ImportError, OSError, ValueError):  # not on every system
         import resource
 
@@ -386,24 +352,37 @@ def work() -> None:
     try:
         import python_calamine as calamine
     except ImportError:
-        _say({"missing": True})
+        fix = "pip install python-calamine, or save the sheet as CSV."
+        _say({"problem": "reading spreadsheets needs the package python-calamine", "fix": fix})
         return
     try:
         book = calamine.load_workbook(path)
-        found = {name: sheet for name in book.sheet_names if (sheet := book.get_sheet_by_name(name)).height}
+        sheets = {name: sheet for name in book.sheet_names if (sheet := book.get_sheet_by_name(name)).height}
+        name = _choose_sheet({name: (sheet.width, sheet.height) for name, sheet in sheets.items()}, asked)
+    except DataError as error:
+        _say({"problem": error.problem, "fix": error.fix})
     except (calamine.CalamineError, OSError, ValueError) as error:
-        _say({"error": " ".join(str(error).split())[:120]})
-        return
-    sheets = [Sheet(name, sheet.width, sheet.height) for name, sheet in found.items()]
-    _say({"sheets": sheets})
-    try:
-        name = choose_sheet(sheets, path, asked)
-    except DataError:  # the other process raises it
-        return
-    for number, row in enumerate(found[name].iter_rows() if name is not None else (), start=1):
-        cells = _trimmed([_as_typed(cell) for cell in row])
-        if cells:
-            _say([number, cells])
+        _say({"problem": f"cannot be read as a spreadsheet ({short_text(error)})", "fix": _SAVE})
+    else:
+        _say({"sheet": name, "other_sheets": [repr(other) for other in list(sheets)[:7] if other != name]})
+        for number, row in enumerate(sheets[name].iter_rows() if name is not None else (), start=1):
+            cells = [_as_text(cell) for cell in row]
+            while cells and not cells[-1]:
+                cells.pop()
+            if cells:
+                _say([number, cells])
+
+
+def _choose_sheet(sizes: Mapping[str, tuple[int, int]], asked: str | None) -> str | None:
+    """Return the sheet to read, from (width, height) of the sheets with cells. If several are tables, an error asks which one."""
+    if asked is not None and asked not in sizes:
+        fix = did_you_mean(asked, list(sizes)) or f"Sheets with rows: {', '.join(map(repr, sizes))}."
+        raise DataError(f"there is no sheet {asked!r} with rows", fix=fix)
+    tables = sorted((n for n, (width, height) in sizes.items() if width > 1 and height > 1), key=lambda n: -sizes[n][1])
+    if asked is None and len(tables) > 1:
+        shown = ", ".join(f"{name!r} ({sizes[name][1] - 1:,} rows)" for name in tables[:8])
+        raise DataError(f"which sheet? {shown}", fix=f"Set for example --sheet_name {shlex.quote(tables[0])}.")
+    return asked if asked is not None else next(iter([*tables, *sizes]), None)
 
 
 def _say(value: Any) -> None:
@@ -421,7 +400,7 @@ def _refuse_bomb(path: Path, origin: str) -> None:
     check_growth(size, path.stat().st_size, origin, MOST_ZIP_BYTES)
 
 
-def _as_typed(cell: Any) -> str:
+def _as_text(cell: Any) -> str:
     if isinstance(cell, bool):
         return "true" if cell else "false"
     if isinstance(cell, float):
@@ -429,8 +408,3 @@ def _as_typed(cell: Any) -> str:
     if isinstance(cell, (datetime, date, time)):
         return cell.isoformat()
     return "" if cell is None else str(cell)
-
-
-def _trimmed(cells: list[str]) -> list[str]:
-    last = max((k for k, cell in enumerate(cells) if cell), default=-1)
-    return cells[: last + 1]

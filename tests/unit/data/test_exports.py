@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_loading import load_data
@@ -100,6 +102,16 @@ def test_export_is_read_as_text_and_one_label(record: Any, tmp_path: Path) -> No
         assert names == [LABEL(i) for i in ROWS]
         assert found.splits["train"]["text"][:] == [sentence(i) for i in ROWS]
         assert record is doccano or any("is an export of" in note for note in found.notes)
+
+
+def test_argilla_parquet_is_read(tmp_path: Path) -> None:
+    more = {"sentiment.responses": [LABEL(3), "other", LABEL(3)]}
+    rows = [argilla_flat(i) | (more if i == 3 else {}) for i in ROWS]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    found = load(tmp_path / "x.parquet")
+    assert (found.columns.text, found.columns.label) == (("text",), "sentiment")
+    assert [found.labels.names[i] for i in found.splits["train"]["labels"][:]] == [LABEL(i) for i in ROWS]
+    assert any("is an export of Argilla" in note for note in found.notes)
 
 
 def test_export_in_memory_and_for_prediction_is_read(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_damaged_file_is_named(synthetic: SimpleNamespace, tmp_path: Path) -> No
         build_report(tmp_path)
     (tmp_path / "data_summary.json").unlink()
     (tmp_path / "predictions.parquet").write_bytes(b"no parquet")
-    with pytest.raises(CheckpointError, match=r"predictions\.parquet: is not a parquet file"):
+    with pytest.raises(CheckpointError, match=r"predictions\.parquet: cannot be read as Parquet"):
         build_report(tmp_path)
 
 
