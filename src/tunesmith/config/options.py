@@ -66,7 +66,7 @@ class Options:
 
     # Data
     train_file: str | None = None
-    """Training data: csv, tsv, jsonl, xlsx, parquet or arrow, optionally gzipped (.gz)."""
+    """Training data: csv, tsv or jsonl, optionally gzipped (.gz); xlsx, parquet or arrow."""
     validation_file: str | None = None
     """Labeled data to evaluate on during training. Default: a tenth of the training data."""
     test_file: str | None = None

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,7 +72,7 @@ from tunesmith.data.text_files import (
 )
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.events import Finding
-from tunesmith.files import cache_folder, create, file_version, known_hash
+from tunesmith.files import cache_folder, file_version, known_hash
 from tunesmith.labels import LabelMap, Task
 
 if TYPE_CHECKING:
@@ -340,7 +338,9 @@ def read_unlabelled(
         rows = _without_empty_end(rows, [])
     for column in text:
         require_text(rows, column)
-    check_texts(rows, text, allow_empty_text=allow_empty_text)
+    found, _ = _text_reasons(rows, text, allow_empty_text=allow_empty_text)
+    if found:
+        _refuse_text(rows, min(found), found[min(found)][0])
     return rows
 
 
@@ -362,7 +362,7 @@ def read_labelled(
     return encode_labels({name: rows}, columns, rules, [])[1][name]
 
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Part of every cache key: raise it when a reader returns different rows for the same bytes."""
 
 _HEAD_BYTES = 1 << 16
@@ -454,9 +454,8 @@ def _make_table(file: _File, cache: RowCache, on_progress: OnProgress | None) ->
     facts: dict[str, Any] = {}
     types = ColumnTypes(file.origin, lines=True)
     while True:
-        batches = _text_batches(file, types, facts, on_progress)
-        if file.kind in ("parquet", "arrow", "sheet"):
-            batches = _binary_batches(file, cache.root, facts)
+        binary = file.kind in ("parquet", "arrow", "sheet")
+        batches = _binary_batches(file, facts) if binary else _text_batches(file, types, facts, on_progress)
         try:
             return cache.build(file.key(), _checked_batches(file, batches, facts), lambda: facts)
         except Widened:
@@ -500,21 +499,12 @@ def _text_batches(
             yield pa.record_batch(columns)
 
 
-def _binary_batches(file: _File, cache_dir: Path, facts: dict[str, Any]) -> Iterator[Any]:
+def _binary_batches(file: _File, facts: dict[str, Any]) -> Iterator[Any]:
     from tunesmith.data.tables import arrow_batches, parquet_batches, sheet_batches
 
-    if file.gzipped:
-        with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".unpacked-") as folder:
-            plain = Path(folder) / "rows"
-            with file.open() as stream, create(plain) as out:
-                shutil.copyfileobj(stream, out, 1 << 20)
-            yield from _binary_batches(replace(file, path=plain, gzipped=False), cache_dir, facts)
-    elif file.kind == "parquet":
-        yield from parquet_batches(file.path, file.origin)
-    elif file.kind == "arrow":
-        yield from arrow_batches(file.path, file.origin)
-    else:
-        yield from sheet_batches(file.path, origin=file.origin, sheet=file.sheet, facts=facts)
+    if file.kind == "sheet":
+        return sheet_batches(file.path, origin=file.origin, sheet=file.sheet, facts=facts)
+    return (parquet_batches if file.kind == "parquet" else arrow_batches)(file.path, file.origin)
 
 
 def _reading_note(file: _File, facts: Mapping[str, Any]) -> str | None:
@@ -603,14 +593,12 @@ def remove_bad_rows(
     """
     kept: dict[str, Source] = {}
     bad: list[BadRow] = []
-    allow_empty_text, skip = config.allow_empty_text, config.skip_bad_rows
-    named = config.label_names or ()
+    skip, named = config.skip_bad_rows, config.label_names or ()
     for split, source in sources.items():
         source = _without_empty_end(source, notes)
         if split.startswith("test") and _is_unlabelled(source, columns.label, named):
             source = source.with_cells(source.dataset.remove_columns([columns.label]))
-        found = _text_reasons(source, columns.text, allow_empty_text=allow_empty_text)
-        placeholders = _placeholders(source, columns.text) if not allow_empty_text else {}
+        found, placeholders = _text_reasons(source, columns.text, allow_empty_text=config.allow_empty_text)
         if placeholders and not skip:
             words = sorted({reason.word or "" for reasons in placeholders.values() for reason in reasons})
             notes.append(
@@ -665,13 +653,6 @@ def _is_unlabelled(source: Source, label: str | None, label_names: Sequence[str]
     return all(_is_missing_word(name) and name not in label_names for name in survey_labels(source, label).counts)
 
 
-def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> None:
-    """Find missing, empty and blank texts, unless they are allowed; each text of a pair counts."""
-    found = _text_reasons(source, text, allow_empty_text=allow_empty_text)
-    if found:
-        _refuse_text(source, min(found), found[min(found)][0])
-
-
 def _unread_reasons(source: Source) -> Reasons:
     """Find rows that could not be parsed. Their empty cells are not a second reason."""
     scanned = ((start, table.column(BAD_COLUMN).to_pylist()) for start, table in source.scan([BAD_COLUMN]))
@@ -680,32 +661,25 @@ def _unread_reasons(source: Source) -> Reasons:
     }
 
 
-def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> Reasons:
-    import pyarrow.compute as pc
-
-    found: Reasons = {}
-    for start, table in source.scan(list(text)):
-        for name in text:
-            cells = table.column(name).combine_chunks()
-            _mark(found, start, pc.is_null(cells), Reason(name, "the text is missing"))
-            if not allow_empty_text:
-                empty = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(cells)), 0)
-                _mark(found, start, empty, Reason(name, "the text is empty"))
-    return found
-
-
-def _placeholders(source: Source, text: Sequence[str]) -> Reasons:
+def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> tuple[Reasons, Reasons]:
+    """Find missing and empty texts, and texts that are only a word for a missing value; each text of a pair counts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     found: Reasons = {}
+    placeholders: Reasons = {}
     words = pa.array(sorted(TEXT_PLACEHOLDERS))
     for start, table in source.scan(list(text)):
         for name in text:
-            cells = pc.utf8_lower(pc.utf8_trim_whitespace(table.column(name).combine_chunks())).cast(pa.string())
-            for word in pc.unique(cells.filter(pc.is_in(cells, value_set=words))).to_pylist():
-                _mark(found, start, pc.equal(cells, word), Reason(name, f"the text is {word!r}", word))
-    return found
+            cells = pc.utf8_trim_whitespace(table.column(name).combine_chunks()).cast(pa.large_string())
+            _mark(found, start, pc.is_null(cells), Reason(name, "the text is missing"))
+            if allow_empty_text:
+                continue
+            _mark(found, start, pc.equal(cells, ""), Reason(name, "the text is empty"))
+            cells = pc.utf8_lower(cells)
+            for word in pc.unique(cells.filter(pc.is_in(cells, value_set=words.cast(cells.type)))).to_pylist():
+                _mark(placeholders, start, pc.equal(cells, word), Reason(name, f"the text is {word!r}", word))
+    return found, placeholders
 
 
 def _add_label_reasons(found: Reasons, source: Source, label: str, task: Task, label_names: Sequence[str]) -> None:

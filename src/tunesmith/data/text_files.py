@@ -54,11 +54,13 @@ def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, b
     elif not suffix[0] and delimiter is not None:
         kind = "csv"
     if kind is None:
-        known = "csv, tsv, jsonl, json, txt, xlsx, parquet, arrow, each also as .gz"
+        known = "csv, tsv, jsonl, json, txt (each also as .gz), xlsx, parquet and arrow"
         named = "Rename the file, or set --delimiter if its lines are a table."
         fix = {".zip": "Unpack it first, or use gzip.", "": named}.get(suffix[0], "Save the table as CSV.")
         problem = f"cannot tell the format from the ending {suffix[0]!r}: known are {known}"
         raise DataError(problem, where=origin, fix=fix)
+    if gzipped and kind in ("parquet", "arrow", "sheet"):
+        raise DataError("is compressed with gzip, which is read only for text files", where=origin, fix="Run gunzip.")
     return kind, gzipped
 
 

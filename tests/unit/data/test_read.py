@@ -141,8 +141,10 @@ def test_binary_and_gzip_files_are_read(tmp_path: Path) -> None:
     write(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS))
     for name in ("x.parquet", "f.arrow", "s.arrow", "x.csv", "x.jsonl"):
         assert read(tmp_path / name) == ROWS, name
-        packed = write(tmp_path / f"{name}.gz", gzip.compress((tmp_path / name).read_bytes()))
-        assert read(packed) == ROWS, name
+    for name in ("x.csv", "x.jsonl"):
+        assert read(write(tmp_path / f"{name}.gz", gzip.compress((tmp_path / name).read_bytes()))) == ROWS, name
+    with pytest.raises(DataError, match=r"x\.parquet\.gz: is compressed with gzip, .* Run gunzip"):
+        read(write(tmp_path / "x.parquet.gz", gzip.compress((tmp_path / "x.parquet").read_bytes())))
 
 
 def test_objects_in_memory_read_like_files(tmp_path: Path) -> None:
