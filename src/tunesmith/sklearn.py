@@ -74,7 +74,7 @@ def finetune_data(
 
 
 def _train(config: RunConfig | None, observer: RunObserver | None, **given: Any) -> RunResult:
-    """The run with its progress shown where the code runs."""
+    """Train a run, with progress in the notebook or terminal."""
     if observer is not None:
         return finetune(config, observer=observer, **given)
     from tunesmith.cli.console import Console
@@ -87,7 +87,7 @@ def _train(config: RunConfig | None, observer: RunObserver | None, **given: Any)
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
@@ -111,12 +111,12 @@ class Targets:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Targets:
-        """The targets that `to_json` wrote."""
+        """Return the targets that `to_json` wrote."""
         return cls([], np.asarray(data["classes"]), tuple(data["names"]), data["multilabel"], data["hot"])
 
 
 def as_targets(y: Any) -> Targets:
-    """The classes of y: 1-D values, a table of 0 and 1, or lists of labels."""
+    """Return the classes of y: 1-D values, a table of 0 and 1, or lists of labels."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
     shape = getattr(y, "shape", None)
@@ -320,7 +320,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _given_options(self) -> dict[str, Any]:
-        """Parameters that were set, under the names of options."""
+        """Return parameters that were set, under the names of options."""
         own = {k: v for k, v in self.get_params(deep=False).items() if v is not None}
         for name in ("options", "verbose", "output_dir", "validation_split_fraction"):
             own.pop(name, None)
@@ -370,7 +370,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """The fitted estimator that `save` wrote."""
+        """Return the fitted estimator that `save` wrote."""
         source = Path(folder).expanduser()
         state = read_json(source / ESTIMATOR_FILE)
         if state.get("kind") != cls.__name__:
@@ -385,7 +385,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         return {"n_features_in": self.n_features_in_, "feature_names_in": list(getattr(self, "feature_names_in_", ()))}
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """Takes in what `_fitted_state` gave out."""
+        """Restore the result of `_fitted_state`."""
         if state.get("feature_names_in"):
             self.feature_names_in_ = np.asarray(state["feature_names_in"], dtype=object)
 
@@ -416,7 +416,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Any:
-        """The class of each text, as it was in y; a 0/1 table or lists of labels if y was one."""
+        """Return the class of each text, as it was in y; a 0/1 table or lists of labels if y was one."""
         probabilities = self._probabilities(X)
         if self._targets.multilabel:
             chosen = self._choose(probabilities)
@@ -428,7 +428,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         return choose_labels(probabilities, labels.task, labels.thresholds)
 
     def predict_proba(self, X: Any) -> Any:
-        """One row of probabilities for each text, in the order of `classes_`."""
+        """Return one row of probabilities for each text, in the order of `classes_`."""
         return self._probabilities(X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -461,6 +461,6 @@ class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
         return self._fit(X, as_numbers(y), unsupported, do_regression=True)
 
     def predict(self, X: Any) -> Any:
-        """One number for each text."""
+        """Return one number for each text."""
         values = self._probabilities(X)
         return np.asarray(predicted_names(values, self.predictor_.facts.labels))

@@ -79,7 +79,7 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as a plain dict."""
+    """Return the comparison as a plain dict."""
     return {
         "runs": {run.letter: str(run.path) for run in comparison.runs},
         "differences": {name: list(values) for name, values in comparison.differences},

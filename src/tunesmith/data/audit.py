@@ -24,7 +24,7 @@ from tunesmith.labels import LabelMap, Task
 def audit_rows(
     parts: Mapping[str, Part], columns: Columns, labels: LabelMap, *, names_given: bool = False
 ) -> list[Finding]:
-    """Findings, most serious first. Texts are compared as " ".join(text.lower().split()).
+    """Return findings, most serious first. Texts are compared as " ".join(text.lower().split()).
 
     `names_given`: the user listed the labels, so similar names are intended.
     """

@@ -374,7 +374,7 @@ def _with_labels(sources: Mapping[str, Source], labels: Mapping[str, Any]) -> di
 
 
 def _add_column(dataset: Dataset, name: str, cells: Any) -> Dataset:
-    """The dataset with this column, in place of any column of that name."""
+    """Return the dataset with this column, in place of any column of that name."""
     import datasets
 
     if name in dataset.column_names:
@@ -424,7 +424,7 @@ def _encode_probabilities(
 
 
 def _read_probabilities(source: Source, columns: Sequence[str]) -> np.ndarray[Any, Any]:
-    """The probabilities (rows, columns), scaled to a sum of exactly 1. Invalid ones are a DataError."""
+    """Return the probabilities (rows, columns), scaled to a sum of exactly 1. Invalid ones are a DataError."""
     table = np.stack([_read_numbers(source, name) for name in columns], axis=1)
     sums = table.sum(axis=1)
     if (table < 0).any():
@@ -446,7 +446,7 @@ def _read_numbers(source: Source, column: str) -> np.ndarray[Any, Any]:
 
 
 def add_confidence(source: Source, encoded: Dataset, name: str, labels: LabelMap) -> Dataset:
-    """The encoded training rows with soft targets: the confidence on the label, the rest spread over the other classes."""
+    """Return the encoded training rows with soft targets: the confidence on the label, the rest spread over the other classes."""
     if name not in source.column_names:
         raise source.no_column(name, "--label_confidence_column_name")
     if labels.task not in (Task.BINARY, Task.MULTICLASS) or TARGETS in encoded.column_names:

@@ -168,7 +168,7 @@ class Part:
         return self._encoded("labels")
 
     def targets(self) -> npt.NDArray[np.float32] | None:
-        """The probabilities (rows, classes) of the rows used; None if each has one certain label."""
+        """Return the probabilities (rows, classes) of the rows used; None if each has one certain label."""
         if TARGETS not in self.encoded.column_names:
             return None
         return np.array(self._encoded(TARGETS).to_pylist(), dtype=np.float32)

@@ -337,7 +337,7 @@ class Dialect:
 
 
 def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | None) -> Dialect:
-    """CSV: comma and RFC 4180 quotes. TSV: tab and no quoting, as in GLUE files. The user's settings take precedence."""
+    """Return the dialect. CSV: comma and RFC 4180 quotes; TSV: tab and no quotes, as in GLUE. Options take precedence."""
     if quoting not in (None, "minimal", "none"):
         raise ConfigError(f"--quoting {quoting!r} is not known", fix="Use minimal or none.")
     quoted = kind == "csv" if quoting is None else quoting == "minimal"

@@ -483,7 +483,7 @@ def read_features(reading: Reading) -> Features:
 
 
 def _from_rows(rows: RowSeries, reading: Reading) -> dict[str, float]:
-    """Features that are exact if the examples of the evaluations are stored."""
+    """Return features that are exact if the examples of the evaluations are stored."""
     rise, count = rows.rise(), len(rows.steps)
     needed = needed_z(count - 1, ERROR_RATE)
     sample, last = rows.train[-1], rows.validation[-1]
@@ -508,7 +508,7 @@ def _from_rows(rows: RowSeries, reading: Reading) -> dict[str, float]:
 
 
 def _from_curves(reading: Reading) -> dict[str, float]:
-    """The same features from the curves only."""
+    """Return the same features from the curves only."""
     low, end = float(reading.val_loss.min()), float(reading.val_loss[-1])
     needed, noise = needed_z(len(reading) - 1, ERROR_RATE), reading.loss_noise(low) or 1e-9
     scores, chance = reading.val_score, reading.chance_score
@@ -546,7 +546,7 @@ def _from_probe(probe: RowEvidence | None) -> dict[str, float]:
 
 
 def _floor_z(reading: Reading) -> list[float]:
-    """By how many standard errors other baselines are above the constant baseline."""
+    """Return by how many standard errors other baselines are above the constant baseline."""
     if reading.chance_score is None:
         return []
     value, error = reading.chance_score
@@ -622,14 +622,14 @@ def turned(rows: RowEvidence) -> float:
 
 
 def _share_z(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
-    """By how many standard errors the first share is above the second."""
+    """Return by how many standard errors the first share is above the second."""
     both = float(np.concatenate([one, other]).mean())
     error = math.sqrt(both * (1 - both) * (1 / len(one) + 1 / len(other)))
     return float(one.mean() - other.mean()) / error if error > 0 else 0.0
 
 
 def _above_z(one: RowEvidence, other: RowEvidence) -> float:
-    """By how many standard errors the loss of `one` is above that of `other`, both as shares of their constant baselines."""
+    """Return by how many standard errors the relative loss of `one` is above that of `other`."""
     parts = [rows.loss / max(1e-9, float(rows.constant_loss.mean())) for rows in (one, other)]
     error = math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in parts)) if min(map(len, parts)) > 1 else 0.0
     return float(parts[0].mean() - parts[1].mean()) / error if error > 0 and math.isfinite(error) else math.nan

@@ -478,7 +478,7 @@ def weigh_verdicts(f: Features, noise: LabelNoise | None = None) -> dict[str, fl
 
 
 def is_possible(code: str, f: Features, noise: LabelNoise | None = None) -> bool:
-    """Whether a verdict is not ruled out: `healthy` if the score is not above the constant baseline, `no_signal` if something
+    """Return whether a verdict is possible: `healthy` if the score is not above the constant baseline, `no_signal` if something
     was, `underfitting` if the training examples are memorized, `class_ignored` if every class is predicted, `label_noise` if
     few training labels are wrong."""
     if code == "healthy":
@@ -521,7 +521,7 @@ def certain_verdict(first: str, f: Features, noise: LabelNoise | None = None) ->
 
 
 def _rises(f: Features) -> bool:
-    """Whether the validation loss rose notably while the training examples were memorized."""
+    """Return whether the validation loss rose notably while the training examples were memorized."""
     rises = f.rise > NOTABLE_RISE and f.rise_z > NOTABLE_Z and f.rise * f.lowest > LEAST_CHANGE
     return rises and f.train < SOLVED
 
@@ -541,7 +541,7 @@ CERTAIN = ("healthy", "diverged", "stopped_too_early", "still_learning")
 
 
 def diagnose(curves: Curves, config: Mapping[str, Any], **facts: Any) -> list[Finding]:
-    """Findings, the verdict first; never empty. `facts` are keywords of `read_curves`: `label_counts` or `num_labels` of the
+    """Return findings, first the verdict. `facts` are keywords of `read_curves`: `label_counts` or `num_labels` of the
     training examples, `floor`: the loss of the constant baseline, `floors`: scores of baselines (name -> metric -> score),
     `running`: whether the run has not ended.
     """
@@ -549,7 +549,7 @@ def diagnose(curves: Curves, config: Mapping[str, Any], **facts: Any) -> list[Fi
 
 
 def judge_reading(reading: Reading) -> list[Finding]:
-    """Findings about what was read of a run, the verdict first; never empty."""
+    """Return findings about the readings of a run, the verdict first; never empty."""
     lost = _lost(reading)
     if lost is not None:
         return [lost]
@@ -610,14 +610,14 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
 
 
 def _is_solved(reading: Reading) -> bool:
-    """Whether nearly all predictions are right, however unsure the model still is."""
+    """Return whether nearly all predictions are right, however unsure the model still is."""
     if reading.rows is None or reading.rows.task is Task.REGRESSION:
         return False
     return bool(1 - reading.rows.scores[-1] < 0.5 * SOLVED * (1 - reading.rows.constant_score))
 
 
 def _harms(reading: Reading) -> bool:
-    """Whether the run keeps its last weights, and their validation loss is notably above the lowest."""
+    """Return whether the run keeps its last weights, and their validation loss is notably above the lowest."""
     return reading.kept is None and bool(reading.val_loss[-1] > (1 + NOTABLE_RISE) * reading.val_loss.min())
 
 
@@ -630,7 +630,7 @@ def _is_over(reading: Reading) -> bool:
 
 
 def _was_cut_short(reading: Reading) -> bool:
-    """Whether a signal or an error ended the run early."""
+    """Return whether a signal or an error ended the run early."""
     ended = reading.curves.ended not in ("completed", "early_stopping")
     return bool(reading.curves.num_steps) and ended and not reading.running and not _is_over(reading)
 
@@ -668,7 +668,7 @@ def _not_finite(reading: Reading) -> tuple[str, float] | None:
 
 
 def _blown_up(reading: Reading) -> tuple[str, float] | None:
-    """Whether the train loss rose again beyond its noise: means over a tenth of the steps are compared."""
+    """Return whether the train loss rose again beyond its noise: means over a tenth of the steps are compared."""
     raw, chance = reading.curves.train_loss.finite(), reading.train_chance_loss
     # With fewer steps, one unlucky batch would decide.
     if len(raw) < 20 or not math.isfinite(chance):

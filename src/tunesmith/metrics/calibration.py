@@ -84,14 +84,14 @@ class Temperature:
     rows: int
 
     def line(self) -> str:
-        """As it is printed."""
+        """Return the printed line."""
         return (
             f"temperature {self.value:.3g}: calibration error {self.error_before:.3f} -> {self.error_after:.3f}, log loss "
             f"{self.loss_before:.3f} -> {self.loss_after:.3f} on {self.rows:,} rows, each with the temperature of others"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict."""
+        """Return a plain dict."""
         return asdict(self)
 
 
@@ -158,7 +158,7 @@ class MovedThresholds:
     """Cross-validated decisions for the labeled rows; None if thresholds are not moved."""
 
     def line(self, what: str = "validation") -> str:
-        """As it is printed."""
+        """Return the printed line."""
         gain = (
             f"{self.metric} {self.before:.3f} -> {self.after:.3f} ({self.after - self.before:+.3f} ± {self.error:.3f})"
         )
@@ -311,7 +311,7 @@ def estimate_label_noise(parts: Sequence[tuple[Array, Array]], classes: int) -> 
     bounds = [(-4.0, 5.0)] + [(-6.0, 6.0)] * classes + [(-5.0, 4.0)] * (len(samples) - 1)
 
     def loss(point: Array, share: float) -> tuple[float, Array]:
-        """Negative log-likelihood and gradient by log scale, biases, and the logit of the other samples' shares."""
+        """Return the negative log-likelihood and gradient by log scale, biases, and the logit of the other samples' shares."""
         free = point[: classes + 1]
         total, slope = 0.5 * PULL * float(free @ free), np.zeros(len(point))
         slope[: classes + 1] = PULL * free

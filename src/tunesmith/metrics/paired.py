@@ -36,7 +36,7 @@ class PairedResult:
     method: str
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict."""
+        """Return a plain dict."""
         return asdict(self)
 
 
@@ -74,7 +74,7 @@ def compare_predictions(
 
 
 def mcnemar(gained: int, lost: int, n: int) -> tuple[float, float, float]:
-    """Interval of the accuracy difference (Bonett and Price) and the exact two-sided p value."""
+    """Return the interval of the accuracy difference (Bonett and Price) and the exact two-sided p value."""
     if gained + lost > n or n < 1:
         raise DataError(f"{gained} gained and {lost} lost rows do not fit in {n}")
     from scipy.stats import binomtest

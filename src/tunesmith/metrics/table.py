@@ -32,7 +32,7 @@ Z = NormalDist().inv_cdf(0.975)
 
 
 def mean_ranks(values: Array) -> Array:
-    """The rank of each value, from 1; equal values have the mean of theirs. scipy's takes a second to import."""
+    """Return the rank of each value, from 1; equal values have the mean of theirs. scipy's takes a second to import."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Array = (counts.cumsum() - (counts - 1) / 2)[group]
     return ranks
@@ -61,25 +61,25 @@ class Score:
         return f"{value}{limits} n={self.n}" if count else f"{value}{limits}"
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; `from_json` restores it."""
+        """Return a plain dict; `from_json` restores it."""
         plain = {"value": self.value, "low": self.low, "high": self.high, "n": self.n, "method": self.method}
         return plain if self.of is None else {**plain, "of": self.of}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Score:
-        """The score that `to_json` wrote."""
+        """Return the score that `to_json` wrote."""
         return cls(**data)
 
 
 def t_quantile(degrees: int) -> float:
-    """Two-sided 95% quantile of Student's t."""
+    """Return the two-sided 95% quantile of Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.975))
 
 
 def wilson_limits(share: Array | float, n: Array | float) -> tuple[Array, Array]:
-    """Wilson's interval for a proportion, elementwise; [0, 1] where n is 0."""
+    """Return Wilson's interval for a proportion, elementwise; [0, 1] where n is 0."""
     z = Z
     share, n = np.asarray(share, np.float64), np.asarray(n, np.float64)
     safe = np.where(n > 0, n, 1.0)
@@ -93,13 +93,13 @@ def wilson_limits(share: Array | float, n: Array | float) -> tuple[Array, Array]
 
 
 def wilson_pair(share: float, n: float) -> Limits:
-    """Wilson's interval for one proportion."""
+    """Return Wilson's interval for one proportion."""
     low, high = wilson_limits(share, n)
     return float(low), float(high)
 
 
 def f1_limits(counts: Array) -> tuple[Array, Array]:
-    """Interval for the F1 of each class: Wilson's for TP / (TP+FP+FN), carried over by F1 = 2J / (1+J)."""
+    """Return the interval for the F1 of each class: Wilson's for TP / (TP+FP+FN), carried over by F1 = 2J / (1+J)."""
     hits = np.diagonal(counts)
     trials = counts.sum(0) + counts.sum(1) - hits
     low, high = wilson_limits(np.where(trials > 0, hits / np.maximum(trials, 1), 0.0), trials)
@@ -107,7 +107,7 @@ def f1_limits(counts: Array) -> tuple[Array, Array]:
 
 
 def combine_limits(values: Array, low: Array, high: Array, correlation: Array | None = None) -> Limits:
-    """Interval for the mean of values whose own intervals are known; independent by default.
+    """Return the interval for the mean of values whose own intervals are known; independent by default.
 
     Half-widths combine as standard errors do. The skewness of a mean falls with the number of independent parts, so the
     shift of the limits is divided by it: plain MOVER, which doesn't, missed 6% on one side with six classes at n=200.
@@ -122,13 +122,13 @@ def combine_limits(values: Array, low: Array, high: Array, correlation: Array | 
 
 
 def effective_limits(value: float, variance: float, *, rows: float) -> Limits:
-    """Wilson's interval at the n whose binomial variance is `variance`; at 0 or 1, where the variance is 0, at `rows`."""
+    """Return Wilson's interval at the n whose binomial variance is `variance`; at 0 or 1, where the variance is 0, at `rows`."""
     inside = 1e-12 < value < 1 - 1e-12 and variance > 0
     return wilson_pair(value, value * (1 - value) / variance if inside else rows)
 
 
 def designed_limits(design: tuple[float, float], value: float, n: float, *, floor: float) -> Limits:
-    """Wilson's interval for a score from `floor` to 1 at an effective n: `design` is value and variance of smoothed counts."""
+    """Return Wilson's interval for a score from `floor` to 1 at an effective n. `design`: smoothed value and variance."""
     smoothed, variance = design
     width = 1 - floor
     share = (smoothed - floor) / width
@@ -138,12 +138,12 @@ def designed_limits(design: tuple[float, float], value: float, n: float, *, floo
 
 
 def smooth_counts(counts: Array) -> Array:
-    """One row's weight spread over all cells: variances at and near a perfect score stay above 0."""
+    """Return the counts with one row's weight spread over all cells, so that variances near a perfect score are above 0."""
     return counts + 1.0 / counts.size
 
 
 def f1_correlation(counts: Array) -> Array:
-    """Correlation matrix of the per-class F1 estimates (delta method): one error hurts two classes."""
+    """Return the correlation matrix of the per-class F1 estimates (delta method): one error hurts two classes."""
     if len(counts) == 1:
         return np.eye(1)
     cells = smooth_counts(counts)
@@ -159,7 +159,7 @@ def f1_correlation(counts: Array) -> Array:
 
 
 def matthews_design(counts: Array) -> tuple[float, float]:
-    """MCC of the smoothed counts and its variance (delta method)."""
+    """Return MCC of the smoothed counts and its variance (delta method)."""
     cells = smooth_counts(counts)
     n = cells.sum()
     share = cells / n
@@ -173,7 +173,7 @@ def matthews_design(counts: Array) -> tuple[float, float]:
 
 
 def weighted_f1_design(counts: Array) -> tuple[float, float]:
-    """Weighted F1 of the smoothed counts and its variance (delta method)."""
+    """Return the weighted F1 of the smoothed counts and its variance (delta method)."""
     cells = smooth_counts(counts)
     n = cells.sum()
     share = cells / n
@@ -190,7 +190,7 @@ def _cell_variance(share: Array, influence: Array, n: float) -> float:
 
 
 def log_mean_limits(values: Array) -> Limits | None:
-    """Interval for the mean of values that are 0 or more, on the log scale (they are skewed); None under two rows."""
+    """Return the interval for the mean of values that are 0 or more, on the log scale (they are skewed); None under two rows."""
     if len(values) < 2:
         return None
     mean = float(values.mean())
@@ -201,7 +201,7 @@ def log_mean_limits(values: Array) -> Limits | None:
 
 
 def pearson_limits(x: Array, y: Array, r: float) -> Limits | None:
-    """Fisher z with a standard error from the rows, not from the normal law.
+    """Return the Fisher z interval with a standard error estimated from the rows. The normal law is not assumed.
 
     The textbook 1/sqrt(n-3) covered 82% on skewed scores; this one covers 94 to 95%. None under five rows or at |r| = 1.
     """
@@ -215,7 +215,7 @@ def pearson_limits(x: Array, y: Array, r: float) -> Limits | None:
 
 
 def spearman_limits(x: Array, y: Array, r: float) -> Limits | None:
-    """Fisher z with the standard error of a rank correlation, ranks estimated too. None under five rows or at |r| = 1."""
+    """Return the Fisher z interval of a rank correlation; None with fewer than five rows or at |r| = 1."""
     n = len(x)
     if n < 5 or abs(r) >= 1 - 1e-12:
         return None
@@ -239,7 +239,7 @@ def _z_limits(r: float, error: float, n: int) -> Limits:
 
 
 def r2_limits(references: Array, predictions: Array, value: float) -> Limits | None:
-    """Interval for r2 through the log of the unexplained share; None under three rows or for a perfect fit."""
+    """Return the interval for r2 through the log of the unexplained share; None under three rows or for a perfect fit."""
     n, errors = len(references), (references - predictions) ** 2
     if n < 3 or errors.mean() <= 0:
         return None
@@ -318,7 +318,7 @@ def make_rows(
 
 
 def softmax(logits: Array) -> Array:
-    """Probabilities along the last axis; safe for large logits."""
+    """Return probabilities along the last axis; safe for large logits."""
     with np.errstate(invalid="ignore"):
         shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     result: Array = shifted / shifted.sum(axis=-1, keepdims=True)
@@ -326,7 +326,7 @@ def softmax(logits: Array) -> Array:
 
 
 def sigmoid(logits: Array) -> Array:
-    """Probability of 1; safe for large logits."""
+    """Return the probability of 1; safe for large logits."""
     result: Array = 0.5 * (1.0 + np.tanh(0.5 * logits))
     return result
 
@@ -406,7 +406,7 @@ AP_WORK = 8_000_000
 
 
 def confusion_matrix(references: Array, decisions: Array, *, num_classes: int | None = None) -> Array:
-    """Counts (k, k): row = true class, column = predicted class."""
+    """Return counts (k, k): row = true class, column = predicted class."""
     references, decisions = np.asarray(references, np.int64), np.asarray(decisions, np.int64)
     if num_classes is None:
         num_classes = int(max(references.max(initial=0), decisions.max(initial=0))) + 1
@@ -415,14 +415,14 @@ def confusion_matrix(references: Array, decisions: Array, *, num_classes: int | 
 
 
 def counts_of(rows: Rows) -> Array:
-    """The confusion matrix of single-label rows, at least 2x2."""
+    """Return the confusion matrix of single-label rows, at least 2x2."""
     width = 2 if rows.probabilities is None else rows.probabilities.shape[1]
     highest = max(rows.references.max(initial=0), rows.decisions.max(initial=0))
     return confusion_matrix(rows.references, rows.decisions, num_classes=max(width, int(highest) + 1))
 
 
 def seen_classes(counts: Array) -> Array:
-    """The part of one confusion matrix whose classes are true or predicted somewhere."""
+    """Return the part of one confusion matrix whose classes are true or predicted somewhere."""
     seen = counts.sum(0) + counts.sum(1) > 0
     result: Array = counts[np.ix_(seen, seen)]
     return result
@@ -445,37 +445,37 @@ def _hits(counts: Array) -> Array:
 
 
 def per_class_f1(counts: Array) -> Array:
-    """F1 of each class; NaN for a class neither present nor predicted."""
+    """Return F1 of each class; NaN for a class neither present nor predicted."""
     return _ratio(2 * _hits(counts), counts.sum(-1) + counts.sum(-2))
 
 
 def accuracy(counts: Array) -> Array:
-    """Share of rows on the diagonal."""
+    """Return the share of rows on the diagonal."""
     return _ratio(_hits(counts).sum(-1), counts.sum((-1, -2)))
 
 
 def f1(counts: Array) -> Array:
-    """F1 of label 1, as GLUE defines it; undefined when label 1 is neither present nor predicted."""
+    """Return F1 of label 1, as GLUE defines it; undefined when label 1 is neither present nor predicted."""
     return per_class_f1(counts)[..., 1]
 
 
 def precision(counts: Array) -> Array:
-    """Share of rows predicted 1 that are 1; undefined when none is predicted."""
+    """Return the share of rows predicted 1 that are 1; undefined when none is predicted."""
     return _ratio(counts[..., 1, 1], counts[..., :, 1].sum(-1))
 
 
 def recall(counts: Array) -> Array:
-    """Share of rows that are 1 predicted 1; undefined when there are none."""
+    """Return the share of rows of label 1 that are predicted 1; undefined if there are none."""
     return _ratio(counts[..., 1, 1], counts[..., 1, :].sum(-1))
 
 
 def f1_macro(counts: Array) -> Array:
-    """Mean F1 of the classes present or predicted, as scikit-learn's average="macro"."""
+    """Return the mean F1 of the classes present or predicted, as scikit-learn's average="macro"."""
     return _mean_defined(per_class_f1(counts))
 
 
 def f1_weighted(counts: Array) -> Array:
-    """F1 of the classes, weighted by how many rows each truly has."""
+    """Return F1 of the classes, weighted by how many rows each truly has."""
     scores = per_class_f1(counts)
     return _ratio((np.nan_to_num(scores) * counts.sum(-1)).sum(-1), counts.sum((-1, -2)))
 
@@ -487,22 +487,22 @@ def _macro(top: Array, own: Array, other: Array) -> Array:
 
 
 def precision_macro(counts: Array) -> Array:
-    """Mean precision; a class never predicted counts as 0."""
+    """Return the mean precision; a class never predicted counts as 0."""
     return _macro(_hits(counts), counts.sum(-2), counts.sum(-1))
 
 
 def recall_macro(counts: Array) -> Array:
-    """Mean recall; a class predicted but never true counts as 0."""
+    """Return the mean recall; a class predicted but never true counts as 0."""
     return _macro(_hits(counts), counts.sum(-1), counts.sum(-2))
 
 
 def balanced_accuracy(counts: Array) -> Array:
-    """Mean recall of the classes truly present."""
+    """Return the mean recall of the classes truly present."""
     return _mean_defined(_ratio(_hits(counts), counts.sum(-1)))
 
 
 def matthews_correlation(counts: Array) -> Array:
-    """MCC (Gorodkin's for more than two classes). It is 0 if one class is predicted, and undefined if only one is true."""
+    """Return MCC (Gorodkin's for more than two classes). It is 0 if one class is predicted, and undefined if only one is true."""
     counts = counts.astype(np.float64)
     true, predicted, n = counts.sum(-1), counts.sum(-2), counts.sum((-1, -2))
     covariance = _hits(counts).sum(-1) * n - (true * predicted).sum(-1)
@@ -512,7 +512,7 @@ def matthews_correlation(counts: Array) -> Array:
 
 
 def auroc_parts(positive: Array, score: Array) -> tuple[float, Array]:
-    """Area under the ROC curve and each row's influence on it (DeLong); NaN when a side is empty. Ties count half."""
+    """Return the area under the ROC curve and each row's influence on it (DeLong); NaN when a side is empty. Ties count half."""
     positive = np.asarray(positive, bool)
     m, n = int(positive.sum()), int((~positive).sum())
     if m == 0 or n == 0:
@@ -528,7 +528,7 @@ def auroc_parts(positive: Array, score: Array) -> tuple[float, Array]:
 
 
 def log_odds(probabilities: Array) -> Array:
-    """Evidence for label 1 against label 0: keeps the order of rows whose probability rounds to 1.0."""
+    """Return evidence for label 1 against label 0: keeps the order of rows whose probability rounds to 1.0."""
     with np.errstate(divide="ignore"):
         result: Array = np.log(probabilities[:, 1]) - np.log(probabilities[:, 0])
     # Infinities tie at the ends; scikit-learn refuses them.
@@ -536,13 +536,13 @@ def log_odds(probabilities: Array) -> Array:
 
 
 def _mean_auroc(positive: Array, scores: Array) -> tuple[float, Array]:
-    """Mean area over the columns, with each row's influence; NaN unless every column has both sides."""
+    """Return the mean area over the columns, with each row's influence; NaN unless every column has both sides."""
     parts = [auroc_parts(positive[:, c], scores[:, c]) for c in range(scores.shape[1])]
     return float(np.mean([area for area, _ in parts])), np.mean([influence for _, influence in parts], axis=0)
 
 
 def _average_precision_variance(positive: Array, score: Array) -> float:
-    """Variance over Poisson resamples: sorted once, then two running sums a resample."""
+    """Return the variance over Poisson resamples: sorted once, then two running sums per resample."""
     order = np.argsort(-score, kind="stable")
     positive, score = positive[order], score[order]
     last_of_tie = np.append(score[1:] != score[:-1], True)
@@ -559,7 +559,7 @@ def _average_precision_variance(positive: Array, score: Array) -> float:
 
 
 def f1_micro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
-    """F1 over all row-label cells, and each row's influence; NaN when nothing is true and nothing predicted."""
+    """Return F1 over all row-label cells, and each row's influence; NaN when nothing is true and nothing predicted."""
     hits = 2.0 * (references & decisions).sum(axis=1)
     total = (references + decisions).sum(axis=1)
     if total.sum() == 0:
@@ -569,7 +569,7 @@ def f1_micro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
 
 
 def f1_macro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
-    """Mean F1 of the labels true or predicted at least once, and each row's influence.
+    """Return the mean F1 of the labels true or predicted at least once, and each row's influence.
 
     scikit-learn counts a label that is neither as 0; here it is ignored.
     """
@@ -584,7 +584,7 @@ def f1_macro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
 
 
 def pearson(references: Array, predictions: Array) -> float:
-    """Linear correlation; NaN under two rows or when one side is constant."""
+    """Return the linear correlation; NaN under two rows or when one side is constant."""
     if len(references) < 2 or np.ptp(references) == 0 or np.ptp(predictions) == 0:
         return float("nan")
     # Scaled first, so that very large or very small values do not over- or underflow when squared.
@@ -593,12 +593,12 @@ def pearson(references: Array, predictions: Array) -> float:
 
 
 def spearmanr(references: Array, predictions: Array) -> float:
-    """Rank correlation, ties at their mean rank; NaN if `pearson` would be NaN."""
+    """Return the rank correlation, ties at their mean rank; NaN if `pearson` would be NaN."""
     return pearson(mean_ranks(references), mean_ranks(predictions))
 
 
 def r2(references: Array, predictions: Array) -> float:
-    """Share of the references' variance explained; NaN under two rows or without variance."""
+    """Return the share of the references' variance explained; NaN under two rows or without variance."""
     if len(references) < 2 or np.ptp(references) == 0:
         return float("nan")
     return float(1.0 - np.mean((references - predictions) ** 2) / np.var(references))
@@ -638,7 +638,7 @@ class Metric:
         return value if math.isfinite(value) else None
 
     def score(self, rows: Rows) -> Score:
-        """The value with its interval."""
+        """Return the value with its interval."""
         value = self.measure(rows)
         if value is None:
             return Score(None, None, None, len(rows), "none")
@@ -652,7 +652,7 @@ class Metric:
 def _count(
     name: str, help: str, formula: Callable[[Array], Array], interval: CountLimits, method: str, **more: Any
 ) -> Metric:
-    """A metric of confusion matrices, of single-label tasks by default."""
+    """Return a metric of confusion matrices, of single-label tasks by default."""
     return Metric(
         name,
         more.pop("tasks", SINGLE),
@@ -674,7 +674,7 @@ def _influence(
     least: Callable[[Rows], float],
     **more: Any,
 ) -> Metric:
-    """A metric whose variance is the sum of its rows' squared influences; a value of 0 or 1 is judged by `least` rows."""
+    """Return a metric whose variance is the sum of its rows' squared influences; a value of 0 or 1 is judged by `least` rows."""
 
     def interval(rows: Rows, value: float) -> Limits:
         _, influence = parts(rows)
@@ -686,7 +686,7 @@ def _influence(
 def _number(
     name: str, help: str, formula: Callable[[Array, Array], float], interval: Any, method: str, **more: Any
 ) -> Metric:
-    """A metric of one predicted number per example."""
+    """Return a metric of one predicted number per example."""
     return Metric(
         name,
         frozenset({Task.REGRESSION}),
@@ -699,7 +699,7 @@ def _number(
 
 
 def _mean_error(name: str, help: str, error: Callable[[Array], Array]) -> Metric:
-    """The mean of a function of the errors of a regression."""
+    """Return the mean of a function of the errors of a regression."""
     return _number(
         name,
         help,
@@ -715,7 +715,7 @@ def _of_class_1(axis: int) -> CountLimits:
 
 
 def _by_class(axis: int, *, absent: bool) -> CountLimits:
-    """The mean over classes of hits / sum over the axis; `absent`: a class whose sum is 0 counts."""
+    """Return the mean over classes of hits / sum over the axis; `absent`: a class whose sum is 0 counts."""
 
     def interval(counts: Array, value: float) -> Limits:
         seen = seen_classes(counts)
@@ -746,7 +746,7 @@ def _all_rows(counts: Array, value: float) -> Limits:
 
 
 def _auroc(rows: Rows) -> tuple[float, Array]:
-    """One class against the rest (two classes: label 1), or each label of a multilabel task."""
+    """Return AUROC of one class against the rest (two classes: label 1), or of each label of a multilabel task."""
     if rows.probabilities is None:
         return math.nan, np.zeros(len(rows))
     if rows.references.ndim == 2:
@@ -762,7 +762,7 @@ def _smallest_class(rows: Rows) -> float:
 
 
 def _average_precision(rows: Rows) -> float:
-    """Area under the precision-recall steps; NaN without positives."""
+    """Return the area under the precision-recall steps; NaN without positives."""
     positive = rows.references == 1
     if rows.probabilities is None or not positive.any():
         return math.nan
@@ -779,7 +779,7 @@ def _average_precision_limits(rows: Rows, value: float) -> Limits:
 
 
 def _row_losses(rows: Rows) -> Array:
-    """Minus the log probability of the true class, row by row; probabilities are at least 1e-15."""
+    """Return minus the log probability of the true class, row by row; probabilities are at least 1e-15."""
     if rows.probabilities is None:
         return np.full(len(rows), np.nan)
     own = np.take_along_axis(rows.probabilities, rows.references[:, None], axis=1)[:, 0]

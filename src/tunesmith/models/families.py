@@ -113,7 +113,7 @@ class Family:
     positions_follow_padding: bool = False
     """RoBERTa numbers positions from `pad_token_id + 1`."""
     segments: bool = True
-    """Whether the forward takes `token_type_ids`."""
+    """Whether the forward pass accepts `token_type_ids`."""
     own_head: tuple[str, ...] = ()
     """Parts that receive one vector per row, so that users may replace them."""
     relative: bool = False
@@ -358,7 +358,7 @@ def pooled_features(model: nn.Module, hidden: torch.Tensor, mean: torch.Tensor, 
 
 
 def _scale_for(model: nn.Module, pooling: Pooling) -> float:
-    """The mean is normalized; the size of a first token's values is that of the last norm's weights."""
+    """Return the scale of pooled vectors: fixed for a normalized mean; by the size of the last norm for a first token."""
     layers = anatomy_of(model).layers
     if pooling == "mean" or layers is None:
         return HEAD_SCALE

@@ -54,7 +54,7 @@ TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 32_768}
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A loaded model and its tokenized data: what the recipe is decided from."""
+    """A loaded model and its tokenized data: the inputs of the recipe."""
 
     config: RunConfig
     loaded: LoadedModel
@@ -71,7 +71,7 @@ class LoadedRun:
         return self.loaded.model.to(self.runtime.device)
 
     def texts(self, split: str, rows: npt.NDArray[np.int64]) -> list[str]:
-        """The texts of some examples; the two texts of a pair are joined."""
+        """Return the texts of some examples; the two texts of a pair are joined."""
         some = self.bundle.splits[split].select(rows)
         columns = [list(some[name]) for name in self.bundle.columns.text]
         return [" ".join(str(cell) for cell in cells) for cells in zip(*columns, strict=True)]
@@ -97,7 +97,7 @@ class ProbeResult:
         return self.fits[self.pooling]
 
     def evidence(self, train: TokenRows, labels: LabelMap) -> str | None:
-        """The leave-one-out predictions for training examples, as text for data_summary.json."""
+        """Return the leave-one-out predictions for training examples, as text for data_summary.json."""
         assert train.labels is not None
         constant = BestConstant.of(labels.task, train.labels, len(labels))
         kept = keep_rows(constant, self.fit.held_out.cpu().numpy(), train.labels[self.rows], PROBE_ROWS)
@@ -142,19 +142,19 @@ def linear_probe(run: LoadedRun) -> ProbeResult | None:
 
 
 def rows_to_see(count: int) -> npt.NDArray[np.int64]:
-    """Which of `count` examples the probe reads: always the same ones."""
+    """Return which of `count` examples the probe reads; the same in every run."""
     wanted = min(count, max(FEWEST_SEEN, round(SHARE_OF_ROWS * count)), MOST_SEEN)
     return np.sort(np.random.default_rng(0).choice(count, wanted, replace=False))
 
 
 def is_known(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which examples have a label, or all their labels."""
+    """Return which examples have a label, or all their labels."""
     known = labels >= 0 if labels.dtype.kind == "i" else np.isfinite(labels)
     return np.asarray(known if known.ndim == 1 else known.all(axis=1))
 
 
 def _some(rows: TokenRows, most: int) -> npt.NDArray[np.int64]:
-    """At most this many labeled examples, always the same ones."""
+    """Return at most this many labeled examples; the same in every run."""
     known = np.flatnonzero(is_known(rows.labels)) if rows.labels is not None else np.zeros(0, dtype=np.int64)
     if len(known) <= most:
         return known
@@ -162,7 +162,7 @@ def _some(rows: TokenRows, most: int) -> npt.NDArray[np.int64]:
 
 
 def _candidates(run: LoadedRun) -> tuple[Pooling, ...]:
-    """The poolings to compare. A pooler that is not in the checkpoint is a random projection, so it is excluded."""
+    """Return the poolings to compare. A pooler that is not in the checkpoint is a random projection, so it is excluded."""
     possible, fresh = poolings_of(run.loaded.model), run.loaded.fresh
     if not any(name.startswith("classifier") for name in fresh):
         return ("pooler",)  # a trained head reads the vector it was trained on
@@ -254,7 +254,7 @@ def start_head(run: LoadedRun, probe: ProbeResult | None, pooling: Pooling) -> N
 
 
 def _inputs_of_head(run: LoadedRun, rows: TokenRows) -> torch.Tensor:
-    """The input of the last layer for each example. The model is in training mode afterwards."""
+    """Return the input of the last layer for each example. The model is in training mode afterwards."""
     model, runtime = run.model, run.runtime
     layer = last_linear(model)
     found = torch.empty(len(rows), layer.in_features, device=runtime.device)
@@ -298,7 +298,7 @@ class LinearFit:
     explained: float
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """The logits of other rows."""
+        """Return the logits of other rows."""
         return features.to(self.weights) @ self.weights.T + self.bias
 
 
@@ -336,7 +336,7 @@ PENALTY = 1.5
 
 
 def fit_logistic(features: torch.Tensor, labels: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights and bias of logistic regression with one fixed penalty: few rows cannot choose one."""
+    """Return weights and bias of logistic regression with a fixed penalty, because few rows can't select one."""
     x, y = features.double(), labels.long()
     penalty = PENALTY * float(x.square().sum(1).mean())
 
@@ -373,11 +373,11 @@ def targets_of(labels: torch.Tensor, task: Task, classes: int) -> torch.Tensor:
 
 
 PULL = 0.1
-"""Towards scale 1 and no shift, so that few rows or classes told apart perfectly give no infinite logits."""
+"""Penalty towards scale 1 and no shift, so that few rows or perfectly separated classes have finite logits."""
 
 
 def _fit_scale(scores: torch.Tensor, targets: torch.Tensor, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
-    """(one scale, a shift for each class) that make held-out scores the likeliest logits."""
+    """Return a scale, and a shift for each class, that maximize the likelihood of held-out scores as logits."""
     start = torch.zeros(scores.shape[1] + 1, dtype=torch.double, device=scores.device)
     start[0] = 1.0
     if task is Task.REGRESSION:
@@ -393,13 +393,13 @@ def _fit_scale(scores: torch.Tensor, targets: torch.Tensor, task: Task) -> tuple
 
 
 MOST_ROWS = 10_000
-"""Training rows used: more would cost more than they teach a model of words."""
+"""Maximum number of training rows; more hardly improve a model of words."""
 
 
 def word_scores(
     train: Sequence[str], labels: npt.NDArray[Any], others: Sequence[Sequence[str]], task: Task, classes: int
 ) -> list[npt.NDArray[np.float64]]:
-    """Scores (rows, classes) of each list of other texts; for regression the value. Fitted on the training texts."""
+    """Return scores (rows, classes) of each list of held-out texts; in regression the value. Fitted on the training texts."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import Ridge
 
@@ -430,7 +430,7 @@ def word_scores(
 
 PAIRS_IN_A_STEP = 32
 MOST_READ = 4000
-"""Examples whose texts the pairs are made of."""
+"""Maximum number of examples from which pairs are made."""
 MOST_PAIRS = 40_000
 REAL, NEAR, NEAREST = 0.25, 0.4, 12
 """Shares of pairs that are real examples, and of pairs of a text with one of its nearest neighbors; the rest is random."""
@@ -528,7 +528,7 @@ class PairLoss:
         return errors[:, -1].sum() + errors[:, :-1].mean(1).sum(), found
 
     def weight(self, labels: npt.NDArray[Any] | None, rows: int) -> float:
-        """The number of pairs."""
+        """Return the number of pairs."""
         return float(rows)
 
 
@@ -538,7 +538,7 @@ def _unit(sides: Sequence[FrozenFeatures], name: Pooling) -> tuple[torch.Tensor,
 
 
 def make_pairs(readings: PairReadings, count: int, seed: int) -> TokenRows:
-    """Rows of two texts whose labels are what two readings say of them, each value with mean 0 and variance 1."""
+    """Return rows of two texts whose labels are features of their separate embeddings, with mean 0 and variance 1."""
     u, v = readings.vectors
     rng, rows = np.random.default_rng(seed), len(u)
     near = (u @ v.T).topk(min(NEAREST, rows), dim=1).indices.cpu().numpy()
@@ -571,7 +571,7 @@ class PairTexts:
 
     @classmethod
     def of(cls, rows: TokenRows) -> PairTexts | None:
-        """None unless each row is: start, a text, end, a text, end."""
+        """Return the texts; None unless every row is: start, a text, end, a text, end."""
         whole = rows.columns["input_ids"].take(np.arange(len(rows)))
         start, end = int(whole[0][0]), int(whole[0][-1])
         inner = [np.flatnonzero(ids[1:-1] == end) for ids in whole]
@@ -588,13 +588,13 @@ class PairTexts:
         return cls(sides, start, end, 1 + twice, second, int(rows.lengths.max()))
 
     def alone(self, side: int) -> TokenRows:
-        """One text of each row, as a row."""
+        """Return one text of each row, as a row."""
         ids = [[self.start, *text, self.end] for text in self.sides[side]]
         types = {} if self.second_type is None else {"token_type_ids": [[0] * len(row) for row in ids]}
         return TokenRows.from_lists({"input_ids": ids, **types})
 
     def together(self, first: Sequence[int], second: Sequence[int], values: npt.NDArray[np.float32]) -> TokenRows:
-        """Rows of the first text of one row and the second of another; no row is longer than those there were."""
+        """Return rows with the first text of one row and the second of another. No row is longer than the originals."""
         room = self.longest - 2 - self.between
         rows, types = list[list[int]](), list[list[int]]()
         for i, j in zip(first, second, strict=True):

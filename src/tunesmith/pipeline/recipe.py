@@ -90,7 +90,7 @@ def choose_recipe(run: LoadedRun, first: Decision | None = None) -> Settled:
 
 
 def _chosen_before(config: RunConfig) -> Settled | None:
-    """The recipe that an unfinished run in this folder was started with."""
+    """Return the recipe of an unfinished run in this folder."""
     run = RunDir(config.run_folder)
     if not run.checkpoints() or not run.config_file.is_file():
         return None
@@ -171,7 +171,7 @@ def _report(run: LoadedRun, found: Settled) -> None:
 
 
 def facts_of(run: LoadedRun, probe: ProbeResult | None) -> RunFacts:
-    """The inputs of the decisions."""
+    """Return the inputs of the decisions."""
     model: Any = run.loaded.model
     shape, labels = model.config, run.bundle.labels
     new_head = any(name.startswith("classifier") for name in run.loaded.fresh)
@@ -201,7 +201,7 @@ def facts_of(run: LoadedRun, probe: ProbeResult | None) -> RunFacts:
 def pooling_for(pooling: Pooling, why: str, fresh: Sequence[str]) -> tuple[Pooling, str]:
     """Return the pooling that the probe chose; the mean if that is the first token and the dense layer of the head is new.
 
-    The first token would be read through a fixed layer in place of one that the model was to learn. That cost
+    Otherwise, a fixed layer would replace the one that the model has to learn. That cost
     granite-embedding-30m (RoBERTa) up to 9 points; the mean was as good as its own head or better (docs/research/recipes.md).
     """
     if pooling == "first" and any("classifier.dense" in name or "pooler.dense" in name for name in fresh):
@@ -220,18 +220,18 @@ def _rarest(labels: LabelMap, rows: TokenRows) -> tuple[int, str, float] | None:
 USUAL_EPOCHS = 3.0
 MOST_EPOCHS = 10.0
 FEWEST_STEPS = 400
-"""Fewer updates leave an encoder near where it started: passes are added for small data, up to MOST_EPOCHS."""
+"""Fewer updates hardly change an encoder, so small datasets get more epochs, up to MOST_EPOCHS."""
 FEW_UPDATES, FEW_ROWS_EPOCHS = 150, 30.0
 """If MOST_EPOCHS are fewer updates than that, up to FEW_ROWS_EPOCHS, and the head starts fitted: up to 120 updates that was
 better, with 160 or more it was not (docs/research/recipes.md)."""
 LARGEST_RATE = 1.5e-4
 USUAL_SIZE, MOST_TIMES = 0.061, 2.0
-"""Root mean square of all-MiniLM-L6-v2's matrices, at width 384. A step of Adam has the same length whatever the weights are:
-where they are larger, it changes them less. granite-embedding-30m has 2.6 times the size and was best at twice the rate."""
+"""Root mean square of all-MiniLM-L6-v2's matrices, at width 384. A step of Adam has the same length for all weights:
+it changes larger weights less. granite-embedding-30m has 2.6 times the size and was best at twice the rate."""
 RARE = 0.1
-"""A label with a smaller share of the rows is one that accuracy hardly sees."""
+"""A label with a smaller share of the rows hardly affects accuracy."""
 FEWEST_PAIR_STEPS, MOST_PAIR_STEPS = 200, 600
-"""With 500 rows 600 steps gained twice what 200 did; as many pairs as rows pass through the model cost about as much as they."""
+"""With 500 rows, 600 steps gained twice as much as 200. As many pairs as training rows take about as long as training."""
 FEW_JUDGED = 20
 """Validation rows: with 6 and 12 of them the weights that scored best were 2.9 points worse on test rows than the last ones
 (trec, subj, cr; 12 runs)."""
@@ -301,7 +301,7 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
 
 
 def why_no_start(config: RunConfig, facts: RunFacts) -> str | None:
-    """Why a run takes no steps before its first one, unless they are requested."""
+    """Return why a run has no pair warm-up, unless it is requested."""
     if config.max_steps > 0 or config.num_train_epochs is not None:
         return "the number of steps or epochs is set"
     if facts.world > 1 or config.freeze or not facts.new_head:
@@ -312,7 +312,7 @@ def why_no_start(config: RunConfig, facts: RunFacts) -> str | None:
 
 
 def _pair_start(facts: RunFacts, epochs: float) -> tuple[int, str]:
-    """As many pairs as rows pass through the model in training, within limits."""
+    """Return the warm-up steps: as many pairs as training rows, within limits."""
     if not facts.pairs:
         return 0, facts.why_pairs
     steps = round(min(max(epochs * facts.rows / PAIRS_IN_A_STEP, FEWEST_PAIR_STEPS), MOST_PAIR_STEPS))
@@ -320,7 +320,7 @@ def _pair_start(facts: RunFacts, epochs: float) -> tuple[int, str]:
 
 
 def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
-    """A fitted head pulls the encoder less: it is for runs that end before a new one has learned anything."""
+    """Decide whether the head starts fitted. This is for runs that are too short for a random head to learn."""
     if facts.no_head is not None:
         return False, facts.no_head
     rows = config.per_device_train_batch_size or _batch(facts)[0]
@@ -333,7 +333,7 @@ def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
 
 
 def _metric(facts: RunFacts) -> Iterator[Decision]:
-    """A label that is rare hardly moves accuracy: the checkpoint to keep is chosen by F1."""
+    """Select the checkpoint by F1 if a label is rare, because it hardly affects accuracy."""
     if facts.rarest is None or facts.rarest[2] >= RARE:
         return
     number, name, share = facts.rarest
@@ -353,7 +353,7 @@ def _batch(facts: RunFacts) -> tuple[int, str]:
 
 
 def epochs_for(rows: int, batch: int) -> tuple[float, str]:
-    """Passes over the rows, and why. `batch` is the number of rows per update, on all ranks together."""
+    """Return the number of epochs, and why. `batch` is the number of rows per update on all ranks."""
     steps = max(1.0, rows / batch)
     needed = float(-(-FEWEST_STEPS // steps))
     most = max(MOST_EPOCHS, min(FEW_UPDATES // steps, FEW_ROWS_EPOCHS))
@@ -364,7 +364,7 @@ def epochs_for(rows: int, batch: int) -> tuple[float, str]:
 
 
 def _rate(facts: RunFacts) -> tuple[float, str]:
-    """Wider models take smaller steps: 1e-4 at width 384, 3.5e-5 at 768, 2.3e-5 at 1024; larger weights take larger ones."""
+    """Return the learning rate: 1e-4 at width 384, 3.5e-5 at 768, 2.3e-5 at 1024; higher for larger weights."""
     width = max(facts.width, 1)
     rate, kind = min(1e-4 * (384 / width) ** 1.5, LARGEST_RATE), ""
     times = facts.matrix_size / (USUAL_SIZE * (384 / width) ** 0.5)

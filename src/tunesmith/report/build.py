@@ -79,7 +79,7 @@ def diagnose_run(run: str | Path | RunDir, curves: Curves | None = None) -> list
 def diagnose_with(
     curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], *, running: bool = False
 ) -> list[Finding]:
-    """Findings from what was read already."""
+    """Return findings from data that was already read."""
     return judge_reading(read_with(curves, config, summary, running=running))
 
 
@@ -236,7 +236,7 @@ def environment_facts(environment: Mapping[str, Any]) -> TableRows:
 
 
 def command_again(environment: Mapping[str, Any], folder: RunDir) -> str:
-    """The command line that makes the run again."""
+    """Return the command line that makes the run again."""
     words = environment.get("command")
     if words:
         return shlex.join(["tunesmith" if words[0] == "__main__.py" else words[0], *words[1:]])
@@ -374,7 +374,7 @@ def _render(template: str, style: str, drawn: Sequence[Chart], **content: Any) -
 
 
 def content_policy(style: str, script: str) -> str:
-    """The Content-Security-Policy of the page."""
+    """Return the Content-Security-Policy of the page."""
     return (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -393,7 +393,7 @@ def _hash(text: str) -> str:
 
 @cache
 def page_asset(name: str) -> str:
-    """The text of a style, a script or a template."""
+    """Return the text of a style, a script or a template."""
     return (files("tunesmith.report") / name).read_text(encoding="utf-8")
 
 
@@ -419,7 +419,7 @@ def score_text(value: float) -> str:
 
 
 def score_title(name: str) -> str:
-    """The name of a score as a heading."""
+    """Return the name of a score as a heading."""
     if name in ("auroc", "mse", "rmse", "mae", "ece", "f1"):
         return name.upper()
     name = {"r2": "R²", "spearmanr": "spearman", "roc_auc": "AUROC"}.get(name, name)

@@ -1,4 +1,4 @@
-"""Predictions of two runs, matched row by row. Rows that are not the same are refused, never dropped."""
+"""Match the predictions of two runs row by row. Different rows are an error and never dropped."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Pair:
 
     @property
     def disagreements(self) -> int:
-        """Rows that the two decide differently; 0 for regression, where nothing is decided."""
+        """Number of examples with different predictions; 0 in regression."""
         if self.task is Task.REGRESSION:
             return 0
         a, b = self.decided
@@ -88,7 +88,7 @@ def _keys(rows: PredictedRows) -> list[tuple[int, tuple[str, ...]]]:
 
 
 def _renamed(values: NDArray[Any], a: PredictedRows, b: PredictedRows) -> NDArray[Any]:
-    """Labels of B by the ids of A: the same names may have other ids."""
+    """Return the labels of B with the ids of A: the same name may have a different id."""
     if a.names == b.names:
         return values
     if a.task is Task.MULTILABEL:
@@ -102,9 +102,9 @@ def _say(rows: PredictedRows) -> str:
 
 
 MAX_RUNS = 8
-"""As many line colors as a picture has."""
+"""The number of line colors of a picture."""
 BOOKKEEPING = ("output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm", "report_to", "project", "cache_dir")
-"""Options that say where results go, not what is computed."""
+"""Options that affect only the place of results."""
 SEEDS = ("seed", "data_seed")
 SEED_CORRELATION = 0.02
 """Two seeds of one config do not differ on rows independently: groups of rows change their label together.
@@ -119,7 +119,7 @@ ScoreRow = tuple[str, str, str | None, tuple[Headline | None, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComparedRun:
-    """One run. `letter` is what sentences and pictures call it."""
+    """One run. `letter` is its name in sentences and pictures."""
 
     letter: str
     name: str
@@ -157,7 +157,7 @@ class Comparison:
 
 
 def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, split: str | None = None) -> Comparison:
-    """The runs side by side, each tested against the first on the same rows of one split with one metric."""
+    """Compare runs. Each is tested against the first on the same examples of one split, with one metric."""
     if not 2 <= len(paths) <= MAX_RUNS:
         raise ConfigError(f"got {len(paths)} run folder(s)", fix=f"Name 2 to {MAX_RUNS} run folders.")
     folders = [open_run(path) for path in paths]
@@ -245,13 +245,13 @@ def _no_rows(split: str | None, sides: Sequence[Mapping[str, PredictedRows]], ru
 
 
 def main_metric(task: Task, config: Mapping[str, Any]) -> str:
-    """The metric the first run chose its best checkpoint by, when it says something about rows; else the task's first."""
+    """Return the metric that selected the checkpoint of the first run if it is defined per example, else the task's first."""
     tracked = canonical_name(str(config.get("metric_for_best_model") or ""))
     return tracked if tracked in metric_names(task) else DEFAULTS[task][0]
 
 
 def _holm(values: Sequence[float | None]) -> list[float | None]:
-    """Holm's adjustment: with k tests, the chance of any false alarm stays at the level."""
+    """Return p values with Holm's adjustment: with k tests, the chance of any false alarm stays at the level."""
     known = sorted((p, k) for k, p in enumerate(values) if p is not None)
     adjusted: list[float | None] = [None] * len(values)
     highest = 0.0
@@ -262,7 +262,7 @@ def _holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def with_seeds(result: PairedResult, disagreements: int) -> PairedResult:
-    """The same difference, judged for two settings of which one seed each was seen: wider interval, larger p value.
+    """Return the test for two settings with one seed each: a wider interval and a larger p value.
 
     With correlation r among the rows on which the two disagree, their difference varies sqrt(1 + r (rows - 1)) times as
     much as independent rows would (the design effect of cluster samples).

@@ -87,7 +87,7 @@ PanelSide = Literal["train", "validation"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelLine:
-    """One curve of a panel; `kind` says how it is drawn, `side` which rows it was measured on."""
+    """One curve of a panel. `kind`: how it is drawn; `side`: the examples that it was measured on."""
 
     name: str
     kind: LineKind
@@ -131,7 +131,7 @@ def main_panels(curves: Curves, metric: str | None = None) -> list[Panel]:
 
 
 def more_panels(curves: Curves) -> list[Panel]:
-    """Learning rate, gradient norm and throughput, where the journal has them."""
+    """Return panels of learning rate, gradient norm and throughput, if the event log has them."""
     panels = []
     for key, title, series, noisy in (
         ("rate", "Learning rate", curves.learning_rate, False),
@@ -150,7 +150,7 @@ POINTS = 1500
 OVERLAID = {"loss": "points: validation", "metric": "dashed: training sample"}
 """Text that a panel adds to the name of its x axis if it shows several runs."""
 MIN_SPAN = 0.1
-"""The least height of a panel of scores between 0 and 1."""
+"""Minimum range of the y axis of a panel of scores between 0 and 1."""
 
 
 def draw_curves(curves: Curves | Sequence[Curves]) -> Figure:
@@ -192,7 +192,7 @@ def new_figure(*, width: float, height: float) -> Figure:
 
 
 def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
-    """The picture as a file's content. SVG text is drawn as shapes: it looks the same everywhere."""
+    """Return the content of a picture file. SVG text is drawn as shapes, so it looks the same everywhere."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -214,7 +214,7 @@ def write_curves(curves: Curves, *, png: Path, svg: Path) -> None:
 
 
 def style_axes(axes: Axes, *, title: str, x_label: str) -> None:
-    """The look shared by every panel: no box, a quiet grid, a title on the left."""
+    """Apply the style of all panels: no box, a light grid, a title on the left."""
     axes.set_facecolor(LIGHT.background)
     axes.set_title(_plain(title), loc="left", color=LIGHT.text, fontsize=11, pad=9)
     axes.set_xlabel(x_label, color=LIGHT.muted, fontsize=10)
@@ -229,7 +229,7 @@ def style_axes(axes: Axes, *, title: str, x_label: str) -> None:
 
 
 def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel]) -> None:
-    """One panel of each run. Colors are runs if there are several, else splits."""
+    """Draw one panel of each run. Colors are runs if there are several, else splits."""
     alone, (key, title, metric) = len(runs) == 1, (panels[0].key, panels[0].title, panels[0].metric)
     style_axes(axes, title=title, x_label="step" if alone or key not in OVERLAID else f"step ({OVERLAID[key]})")
     for index, (run, panel) in enumerate(zip(runs, panels, strict=True)):
@@ -259,7 +259,7 @@ def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel]) -> N
 
 
 def _draw_line(axes: Axes, line: PanelLine, color: str, label: str | None, *, crowded: bool) -> None:
-    """Raw values faint, smoothed ones strong, evaluations as points; dashed are those on training rows."""
+    """Draw raw values faint, smoothed ones bold, and evaluations as points, dashed on training examples."""
     series = line.series
     look: dict[str, Any] = {"color": color, "linewidth": 1.9}
     if not len(series):
@@ -300,7 +300,7 @@ def _mark_best(axes: Axes, run: Curves, metric: str) -> None:
 
 
 def _mark_gaps(axes: Axes, run: Curves) -> None:
-    """A cross on the axis where the loss or the gradient was NaN or infinite."""
+    """Draw a cross on the axis at steps with a NaN or infinite loss or gradient."""
     bad = np.isin(run.train_loss.step, run.non_finite) | ~np.isfinite(run.train_loss.value)
     if bad.any():
         at = run.train_loss.step[bad][:200]
@@ -317,7 +317,7 @@ def _mark_gaps(axes: Axes, run: Curves) -> None:
 
 
 def _limit_loss(axes: Axes, runs: Sequence[Curves]) -> None:
-    """Limits from 0 to a little above nearly all points: one spike of 40 must not flatten the curve."""
+    """Set limits from 0 to slightly above nearly all points, so that one spike doesn't flatten the curve."""
     values = np.concatenate([run.train_loss.finite().value for run in runs])
     shown = [run.metric("validation", "loss").finite().value for run in runs]
     top = max([float(np.quantile(values, 0.995)) if len(values) else 0.0, *(float(s.max()) for s in shown if len(s))])
@@ -326,7 +326,7 @@ def _limit_loss(axes: Axes, runs: Sequence[Curves]) -> None:
 
 
 def draw_legend(axes: Axes) -> None:
-    """Next to the title, where it hides no curve; inside the panel when there are many runs."""
+    """Draw the legend next to the title, or inside the panel if there are many runs."""
     lines, names = axes.get_legend_handles_labels()
     if not lines:
         return
@@ -347,7 +347,7 @@ def draw_legend(axes: Axes) -> None:
 
 
 def _plain(text: str) -> str:
-    """The text escaped for matplotlib: a dollar sign is not mathematics, a control character is not drawn."""
+    """Return the text without mathematics ($) and control characters of matplotlib."""
     shown = "".join(c if c.isprintable() else "·" for c in text)
     return (shown if len(shown) <= 60 else shown[:59] + "…").replace("$", r"\$")
 
@@ -355,11 +355,11 @@ def _plain(text: str) -> str:
 # --- charts of the page -----------------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT = 4.9, 3.3
-"""Inches. At 72 points an inch about 350 points wide: text stays readable on a phone."""
+"""Inches. At 72 points per inch, a chart is about 350 points wide, so text is readable on a phone."""
 AXES = (0.125, 0.15, 0.85, 0.71)
 """Left, bottom, width and height of the axes, as shares of the picture."""
 MOST_DOTS = 1500
-"""Rows drawn as dots: of more, a sample."""
+"""Maximum number of examples drawn as dots; of more, a sample is drawn."""
 
 
 HOVER_POINTS = 3000
@@ -400,13 +400,13 @@ def _make_chart(
 
 
 def make_charts(curves: Curves) -> tuple[list[Chart], list[Chart]]:
-    """The charts to show first (loss and metric) and those to unfold (rate, gradient norm, throughput)."""
+    """Return the charts to show first (loss, metric) and those to unfold (learning rate, gradient norm, throughput)."""
     first = [_panel_chart([curves], [p], _words(curves, p)) for p in main_panels(curves) if not p.is_empty]
     return first, [_panel_chart([curves], [p], _words(curves, p)) for p in more_panels(curves)]
 
 
 def overlay_charts(runs: Sequence[Curves]) -> list[Chart]:
-    """Loss and main metric with one color a run. Values are read off the validation lines, or the smoothed training loss."""
+    """Return loss and main metric of several runs. Tooltips show validation values, or the smoothed training loss."""
     metric = next((m for run in runs if (m := run.main_metric())), None)
     charts = []
     for panels in zip(*(main_panels(run, metric) for run in runs), strict=True):
@@ -425,7 +425,7 @@ def overlay_charts(runs: Sequence[Curves]) -> list[Chart]:
 def _panel_chart(
     runs: Sequence[Curves], panels: Sequence[Panel], alt: str, lines: list[tuple[str, Series]] | None = None
 ) -> Chart:
-    """One panel by step, of several runs on top of each other. `lines` can be read value by value: by default the panel's."""
+    """Return one panel of several runs by step. `lines` have tooltips; by default all lines of the panel."""
     panel, last = panels[0], max(run.last_step for run in runs)
     if lines is None:
         lines = [(line.name, line.series) for line in panel.lines if len(line.series)]
@@ -442,7 +442,7 @@ def _panel_chart(
 
 
 def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
-    """How often each bin is right: bars side by side, each with its interval."""
+    """Return a bar chart of the accuracy of each confidence bin, with intervals."""
 
     def draw(axes: Axes) -> None:
         style_axes(axes, title="Share that is right", x_label="confidence")
@@ -465,7 +465,7 @@ def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
 
 
 def coverage_chart(curve: Sequence[tuple[float, float]]) -> Chart:
-    """Error rate of the answered examples by their share, from the most confident example to all."""
+    """Return a chart of the error rate of answered examples by coverage."""
     share, error = (np.array(values) for values in zip(*curve, strict=True))
 
     def draw(axes: Axes) -> None:
@@ -482,7 +482,7 @@ def coverage_chart(curve: Sequence[tuple[float, float]]) -> Chart:
 
 
 def value_chart(true: Floats, predicted: Floats) -> Chart:
-    """Predicted against true values; the line is where both are equal."""
+    """Return a scatter chart of predicted and true values, with the line on which both are equal."""
     some = np.random.default_rng(0).permutation(len(true))[:MOST_DOTS]
     ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
 
@@ -498,12 +498,12 @@ def value_chart(true: Floats, predicted: Floats) -> Chart:
 
 
 def _short(value: float) -> float | None:
-    """Six digits: what a person reads; a gap is null."""
+    """Return the value with six digits; None if it is NaN or infinite."""
     return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
 def _uri(svg: bytes) -> str:
-    """A data address. In an <img> an SVG is a picture only: it runs no script and loads nothing."""
+    """Return a data URL. An SVG in an <img> runs no script and loads nothing."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
 
 
@@ -531,12 +531,12 @@ class Explained:
     several: bool
     """Whether a row may have several labels."""
     label_counts: list[LabelCount]
-    """Each label by itself, the worst first."""
+    """Counts of each label, the lowest F1 first."""
     confusion: Confusion | None
     bins: tuple[ReliabilityBin, ...]
     calibration_error: float | None
     coverage: list[tuple[float, float]]
-    """(share of answered examples, their error rate), as `--max_error` trades them; empty unless examples have one class."""
+    """(coverage, error rate) at each threshold of `--max_error`; empty unless examples have one class."""
     values: tuple[Floats, Floats] | None
     """True and predicted values, in regression."""
     mistakes: list[Mistake]

@@ -46,7 +46,7 @@ class PredictedRows:
 
     @property
     def right(self) -> NDArray[np.bool_]:
-        """Whether each row's prediction is its label (classification), or the set of its labels."""
+        """Whether each prediction equals the label, or the set of labels."""
         same = np.asarray(self.labels == self.predicted, dtype=bool)
         return np.asarray(same.all(axis=1), dtype=bool) if same.ndim == 2 else same
 
@@ -96,7 +96,7 @@ def _place(columns: Mapping[str, Sequence[Any]], index: Sequence[Any], at: int) 
 
 
 def own_columns(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
-    """The columns with ours under their usual names, where text columns of the data have taken these."""
+    """Return the columns with usual names for our own, even if text columns of the data have these names."""
     moved = summary.get("prediction_columns")
     if not isinstance(moved, dict):
         return columns
@@ -147,13 +147,13 @@ class ScoreGrid:
 
 
 def choose_headline(scores: list[Headline], curves: Curves) -> Headline | None:
-    """The one score to read: of the first split, the metric that the run was steered by, else the first."""
+    """Return the main score: of the first split, the metric that selected the checkpoint, else the first."""
     first = [score for score in scores if score.split == scores[0].split]
     return next((score for score in first if score.name == curves.main_metric()), first[0] if first else None)
 
 
 def make_grid(scores: list[Headline]) -> ScoreGrid:
-    """Test and validation side by side; the loss last."""
+    """Return a row of scores per metric, with test and validation columns; the loss is last."""
     splits = tuple(dict.fromkeys(score.split for score in scores))
     found = {(score.name, score.of, score.split): score for score in scores}
     kinds = sorted(dict.fromkeys((name, of) for name, of, _ in found), key=lambda kind: kind[0] == "loss")
@@ -161,13 +161,13 @@ def make_grid(scores: list[Headline]) -> ScoreGrid:
 
 
 def headline_scores(metrics: Mapping[str, Any], curves: Curves) -> list[Headline]:
-    """Scores in the order to be read: the test set before validation, the loss last."""
+    """Return scores, those of the test set before validation, the loss last."""
     found = scores_in_file(metrics) or _from_journal(curves)
     return sorted(found, key=lambda score: (split_rank(score.split), score.name == "loss"))
 
 
 def split_rank(split: str) -> int:
-    """The test set before validation: validation rows have chosen the checkpoint."""
+    """Return a sort key: test before validation, because validation examples selected the checkpoint."""
     return {"test": 0, "validation": 1}.get(split, 2)
 
 
@@ -220,7 +220,7 @@ MAX_CLASSES = 40
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One row predicted wrong. `confidence` is the probability given to the wrong label, or None."""
+    """One misclassified example. `confidence` is the probability of the wrong label, or None."""
 
     row: int
     place: str
@@ -232,7 +232,7 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True)
 class ConfusedPair:
-    """One label taken for another: rows, their share of the rows with the true label, and the one it was surest of."""
+    """A confusion of two labels: examples, their share of the true label, and the most confident one."""
 
     true: str
     predicted: str
@@ -252,7 +252,7 @@ class Confusion:
 
 @dataclass(frozen=True, slots=True)
 class LabelCount:
-    """One label by itself: rows that have it, of these found, rows given it wrongly; `low` and `high` are limits of its F1."""
+    """Counts of one label: examples, true positives, false positives; `low` and `high` are limits of its F1."""
 
     name: str
     rows: int
@@ -263,12 +263,12 @@ class LabelCount:
 
     @property
     def precision(self) -> float | None:
-        """The share of right ones among those given; None when it was never given."""
+        """Precision; None if the label is never predicted."""
         return self.found / (self.found + self.extra) if self.found + self.extra else None
 
     @property
     def recall(self) -> float | None:
-        """The share found among those that have it; None when no row has it."""
+        """Recall; None if no example has the label."""
         return self.found / self.rows if self.rows else None
 
     @property
@@ -278,7 +278,7 @@ class LabelCount:
 
 
 def count_labels(predictions: PredictedRows) -> list[LabelCount]:
-    """Each label by itself, the lowest F1 first, labels without rows last; [] in regression."""
+    """Return counts of each label, the lowest F1 first, labels without examples last; [] in regression."""
     if predictions.task is Task.REGRESSION:
         return []
     ids = np.arange(len(predictions.names))
@@ -293,7 +293,7 @@ def count_labels(predictions: PredictedRows) -> list[LabelCount]:
 
 
 def count_confusions(predictions: PredictedRows, *, most: int = 12) -> Confusion | None:
-    """The matrix over the label names; None in regression and multilabel tasks."""
+    """Return the confusion matrix; None in regression and multilabel tasks."""
     if predictions.task in (Task.REGRESSION, Task.MULTILABEL) or not len(predictions):
         return None
     inside, names = predictions.predicted >= 0, predictions.names
@@ -321,7 +321,7 @@ def _surest(predictions: PredictedRows, true: int, said: int) -> Mistake:
 
 
 def find_mistakes(predictions: PredictedRows, *, most: int = 20) -> list[Mistake]:
-    """The wrong rows the model was surest of (in regression: the farthest off), surest first; ties in row order."""
+    """Return the most confident mistakes first (in regression: the largest errors); ties in row order."""
     if predictions.task is Task.REGRESSION:
         sure = np.abs(predictions.predicted - predictions.labels)
         order = np.argsort(-sure, kind="stable")[:most]

@@ -543,7 +543,7 @@ class Curves:
 
 
 def empty_series(name: str) -> Series:
-    """A curve without points."""
+    """Return a curve without points."""
     return Series(name, np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
@@ -599,7 +599,7 @@ def _row_texts(events: list[Event]) -> dict[str, dict[int, str]]:
 
 
 def _kept_steps(steps: dict[str, NDArray[Any]], going_back: list[tuple[int, int]]) -> dict[str, NDArray[Any]]:
-    """A run that resumed at step s repeats the steps after s; the last entry of each step counts."""
+    """Return the entries that count: a run that resumed at step s repeats the steps after s, and the last entry counts."""
     keep = np.ones(len(steps["step"]), dtype=bool)
     for line, step in going_back:
         keep &= (steps["line"] > line) | (steps["step"] <= step)

@@ -347,7 +347,7 @@ class RunLock:
         return self
 
     def _take(self) -> int:
-        """The descriptor of the locked file, which is still the file at this path after the lock was taken."""
+        """Return the descriptor of the locked file, which is still the file at this path after the lock was taken."""
         while True:
             descriptor = open_in_place(self.file)
             _require_own(descriptor, self.file)
@@ -552,7 +552,7 @@ def checkpoint_step(path: Path) -> int:
 
 
 def trial_folder(search: Path, number: int) -> Path:
-    """The run folder of a trial."""
+    """Return the run folder of a trial."""
     return search / f"trial-{number}"
 
 
@@ -810,7 +810,7 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """Rank and number of ranks; 0 of 1 without a launcher. Contradictory variables are a ConfigError."""
+    """Return the rank and number of ranks; 0 of 1 without a launcher. Contradictory variables are a ConfigError."""
     given = os.environ if environ is None else environ
     world = _number(given, "WORLD_SIZE", 1, low=1)
     rank = _number(given, "RANK", 0)

@@ -10,7 +10,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def sample_file(split: str) -> Path:
-    """Path of the csv file of one split: "train", "validation" or "test"."""
+    """Return the path of the csv file of one split: "train", "validation" or "test"."""
     if split not in SPLITS:
         raise DataError(f"the sample data has no split {split!r}", fix=f"Use one of {', '.join(SPLITS)}.")
     return Path(__file__).resolve().parent / f"{split}.csv"

@@ -99,7 +99,7 @@ class Slot:
         self._last: Callable[[], Pending | None] = lambda: None
 
     def is_free(self) -> bool:
-        """Whether no backward pass will read the memory: the last one ran, or its loss was dropped."""
+        """Return whether no backward pass will read the memory: the last one ran, or its loss was dropped."""
         last = self._last()
         return last is None or last.finished
 
@@ -110,7 +110,7 @@ class Slot:
         return pending
 
     def belongs_to(self, pending: Pending) -> bool:
-        """Whether the memory still contains this forward pass."""
+        """Return whether the memory still contains this forward pass."""
         return self._last() is pending
 
 

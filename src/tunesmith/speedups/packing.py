@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The position of each row in a packed batch. Made on the host; nothing in it needs a device sync to be used."""
+    """The position of each row in a packed batch. It is made on the host and can be used without a device sync."""
 
     lengths: tuple[int, ...]
     """Tokens of each stretch in packed order. With a filled-up batch the last ones are the filling."""
@@ -47,16 +47,16 @@ class Layout:
         return self.bounds, self.starts, self.order
 
     def with_parts(self, bounds: torch.Tensor, starts: torch.Tensor, order: torch.Tensor) -> Layout:
-        """The same layout with its tensors elsewhere."""
+        """Return the same layout with its tensors elsewhere."""
         return replace(self, bounds=bounds, starts=starts, order=order)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Layout:
-        """The same layout with its tensors on `device`."""
+        """Return the same layout with its tensors on `device`."""
         return self.with_parts(*(part.to(device, non_blocking=non_blocking) for part in self.parts()))
 
 
 def first_tokens(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """(rows, 1, width) in the order given, from (1, tokens, width), or from first tokens (1, stretches, width)."""
+    """Return (rows, 1, width) in input order, from (1, tokens, width), or from first tokens (1, stretches, width)."""
     rows = layout.order
     if hidden.shape[1] != layout.starts.shape[0]:  # equal when the last layer has been cut to first tokens
         rows = layout.starts.index_select(0, rows)
@@ -64,7 +64,7 @@ def first_tokens(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 FILLER = 0
-"""The token id of what fills up a batch; its stretches are never read."""
+"""The token id of filling; filling is never read."""
 PackedBatch = dict[str, "torch.Tensor | Layout"]
 
 
@@ -79,10 +79,10 @@ def pack(
     fillers: int = 1,
     dtype: type[np.integer] = np.int64,
 ) -> PackedBatch:
-    """Model inputs of shape (1, tokens), `position_ids` and the `layout`, for the rows that `TokenRows.take` returns.
+    """Return model inputs of shape (1, tokens), `position_ids` and the `layout`, for the rows that `TokenRows.take` returns.
 
-    Rows are sorted by length inside the batch (equal lengths share one matrix product); the model's output is in
-    the given order. With `total` the batch is filled up to that many tokens, with `fillers` separate stretches that no
+    Rows are sorted by length inside the batch (equal lengths share one matmul); the model's output is in
+    input order. With `total` the batch is filled up to that many tokens, with `fillers` separate stretches that no
     row sees and the head never reads: every batch of a bucket then has the same shapes. `longest` is the bucket's longest
     stretch. Tokens of `skipped_id` have no position (RoBERTa does not count its padding token, wherever it stands).
     `dtype` is that of the ids: for the gradient of an embedding a GPU sorts 32 bits in half the time of 64.
@@ -122,7 +122,7 @@ def pack(
 def _positions_without(
     skipped: NDArray[np.bool_], bounds: NDArray[np.int64], stretches: NDArray[np.int64], first: int
 ) -> NDArray[np.int64]:
-    """Positions of the rows' tokens, counted over those that are not skipped; these have the one before the first."""
+    """Return the positions of tokens, counted over those that are not skipped; these have the one before the first."""
     counted = np.cumsum(~skipped)
     before = np.concatenate(([0], counted))[np.minimum(bounds[:-1], len(skipped))]
     inside = counted - np.repeat(before, stretches)[: len(skipped)]
@@ -130,7 +130,7 @@ def _positions_without(
 
 
 def _fill_up(lengths: NDArray[np.int64], total: int | None, fillers: int) -> tuple[NDArray[np.int64], int]:
-    """(lengths of all stretches, tokens of filling): `fillers` stretches of nearly equal length after the rows."""
+    """Return the lengths of all stretches, with `fillers` of nearly equal length at the end, and the tokens of filling."""
     if total is None:
         return lengths, 0
     spare = total - int(lengths.sum())
@@ -145,7 +145,7 @@ Tokens = dict[str, list[npt.NDArray[Any]]]
 
 @dataclass(frozen=True)
 class Packing:
-    """Collates rows into one packed row: no padding at all."""
+    """Collates rows into one packed row without padding."""
 
     first_position: int
     keys: tuple[str, ...]
@@ -173,12 +173,12 @@ class Packing:
 
 
 def is_packed(batch: Batch) -> bool:
-    """Whether its rows lie one after the other."""
+    """Return whether a micro-batch is packed."""
     return isinstance(batch.inputs.get("layout"), Layout)
 
 
 def tokens_of(batch: Batch) -> Tokens:
-    """The rows of a packed or padded micro-batch, as they were before it was collated."""
+    """Return the rows of a packed or padded micro-batch as they were before collation."""
     named = {n: v for n, v in batch.inputs.items() if n in ("input_ids", "token_type_ids")}
     if not is_packed(batch):
         masks = batch.inputs["attention_mask"].bool()
@@ -193,7 +193,7 @@ def tokens_of(batch: Batch) -> Tokens:
 def collated(
     batch: Batch, collate: Collate, rows: range | list[int] | None = None, longest: int | None = None
 ) -> Batch:
-    """A micro-batch of these of its rows (all by default), collated in this way; every second row cut to `longest` tokens."""
+    """Return a micro-batch of these rows (default: all), collated in this way; every second row is truncated to `longest`."""
     chosen = list(range(len(batch)) if rows is None else rows)
     tokens = {n: [some[i] for i in chosen] for n, some in tokens_of(batch).items()}
     if longest is not None:
@@ -213,10 +213,10 @@ def collated(
 
 
 def bucket_of(tokens: int, longest: int, finest: int = 64) -> tuple[int, int, int]:
-    """(tokens to fill a packed batch up to, bound of its longest stretch, stretches of filling).
+    """Return the size of the filled-up batch, the bound of its longest stretch, and the number of filling stretches.
 
-    Few shapes, about an eighth of filling at most, no stretch of it longer than rows are. `finest` is the smallest bound: 128
-    makes fewer shapes, where attention does not pay for the difference.
+    There are few shapes, and at most about an eighth is filling. `finest` is the smallest bound: 128
+    makes fewer shapes, at the cost of attention over filling.
     """
     step = max(64, 2 ** (tokens.bit_length() - (5 if tokens > 4096 else 4)))
     fillers = step // 64
@@ -282,7 +282,7 @@ class RowPlan:
 
 @lru_cache(maxsize=8)
 def plan_rows(lengths: tuple[int, ...], heads: int, first_only: bool, window: int | None = None) -> RowPlan:
-    """The plan for examples of these lengths. All layers of a batch share it."""
+    """Return the plan for examples of these lengths. All layers of a batch share it."""
     starts, clusters = np.concatenate(([0], np.cumsum(lengths))), list[Cluster]()
     into, real = list[NDArray[np.int64]](), list[NDArray[np.bool_]]()
     known = weights = 0
@@ -306,7 +306,7 @@ def plan_rows(lengths: tuple[int, ...], heads: int, first_only: bool, window: in
 
 
 def _cluster_bounds(lengths: tuple[int, ...], heads: int, first_only: bool) -> list[tuple[int, int]]:
-    """(first, end) of each cluster. A packed batch is sorted by length, so neighbors are similar."""
+    """Return (first, end) of each cluster. A packed batch is sorted by length, so neighbors are similar."""
     found, longest = list[tuple[int, int]](), 0
     for number in reversed(range(len(lengths))):
         keys = lengths[number]
@@ -328,7 +328,7 @@ def _mask(there: NDArray[np.bool_], queries: int, window: int | None) -> torch.T
 
 
 def too_far(queries: int, keys: int, window: int | None, device: Any = None) -> torch.Tensor | None:
-    """bool (queries, keys): further apart than `window`. None if nothing is."""
+    """Return bool (queries, keys): further apart than `window`; None if none is."""
     if window is None or keys - 1 <= window:
         return None
     places = torch.arange(keys, device=device)
@@ -339,7 +339,7 @@ def attend_on_cpu(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool,
     window: int | None = None, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """(queries, heads, head size): softmax attention within each example.
+    """Return softmax attention within each example, (queries, heads, head size).
 
     `bias` (heads, longest, longest) is added to the scores of each pair of positions.
     """
@@ -356,7 +356,7 @@ LengthGroup = tuple[slice, slice, int, int, int]
 
 
 def length_groups(lengths: tuple[int, ...], first_only: bool) -> Iterator[LengthGroup]:
-    """Runs of examples of equal length (a packed batch is sorted by length)."""
+    """Return groups of examples of equal length (a packed batch is sorted by length)."""
     q_at = k_at = 0
     for length, run in groupby(lengths):
         count = sum(1 for _ in run)
@@ -371,7 +371,7 @@ def _attend_without_gradient(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...], first_only: bool, scale: float,
     window: int | None, bias: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """For prediction: nothing is kept for a backward pass, so torch's kernel can process the scores in blocks.
+    """Compute attention for prediction. Without a backward pass, torch's kernel can process the scores in blocks.
 
     2.2x faster at 512 tokens, 1.4x at 128; below 40 the copies of `_PackedAttention` cost as much.
     """
@@ -451,7 +451,7 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def draw_keep_mask(like: torch.Tensor, drop: float) -> torch.Tensor:
-    """0 with probability `drop`, else 1 / (1 - drop).
+    """Return a dropout mask: 0 with probability `drop`, else 1 / (1 - drop).
 
     NumPy's generator takes a quarter of the time of torch's. Its seed comes from torch's generator, so that a resumed or
     repeated step draws the same mask.
@@ -462,16 +462,16 @@ def draw_keep_mask(like: torch.Tensor, drop: float) -> torch.Tensor:
 
 
 GROUPED = ("cpu",)
-"""Devices where stretches of equal length share a product; elsewhere shapes stay fixed."""
+"""Devices on which stretches of equal length share a matmul; on others, shapes stay fixed."""
 Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 """(queries, keys, values: (stretches, heads, length, head size); which keys are there: bool (stretches, keys) or None for
 all) -> (stretches, heads, queries, head size)."""
 
 
 def spread_rows(x: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
-    """((stretches, heads, longest, size) from (tokens, heads, size), bool (stretches, longest): what is inside).
+    """Return (stretches, heads, longest, size) from (tokens, heads, size), and which positions are tokens.
 
-    Outside lie values of other stretches: finite, and to be masked.
+    Other positions contain finite values of other stretches and must be masked.
     """
     column = torch.arange(layout.longest, dtype=torch.int32, device=x.device)
     inside = column < (layout.bounds[1:] - layout.bounds[:-1]).unsqueeze(1)
@@ -480,13 +480,13 @@ def spread_rows(x: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, torch.Te
 
 
 def rows_of_tokens(layout: Layout, tokens: int) -> torch.Tensor:
-    """int64 (tokens): the stretch that each token is in."""
+    """Return int64 (tokens): the stretch of each token."""
     token = torch.arange(tokens, dtype=torch.int32, device=layout.bounds.device)
     return torch.bucketize(token, layout.bounds[1:], right=True)
 
 
 def gather_rows(x: torch.Tensor, layout: Layout, tokens: int) -> torch.Tensor:
-    """(tokens, heads, size) from (stretches, heads, longest, size)."""
+    """Return (tokens, heads, size) from (stretches, heads, longest, size)."""
     row = rows_of_tokens(layout, tokens)
     token = torch.arange(tokens, dtype=torch.int32, device=x.device)
     place = row * layout.longest + token - layout.bounds[:-1].index_select(0, row)
@@ -496,7 +496,7 @@ def gather_rows(x: torch.Tensor, layout: Layout, tokens: int) -> torch.Tensor:
 def attend_by_row(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, core: Core, *, first_only: bool
 ) -> torch.Tensor:
-    """(queries, heads, size): `core` over each stretch; on a CPU over those of equal length together, with nothing to mask."""
+    """Apply `core` to each stretch, on a CPU to all of equal length together, without a mask; (queries, heads, size)."""
     if q.device.type not in GROUPED:
         keys, inside = spread_rows(k, layout)
         values, _ = spread_rows(v, layout)
@@ -517,7 +517,7 @@ NAME = "tunesmith"
 
 
 def use_registered_attention(model: nn.Module) -> Callable[[], None]:
-    """Let `model` attend through `attend`; padded batches take the way of `sdpa`. Returns a function that undoes it."""
+    """Let `model` attend through `attend`; padded batches use `sdpa`. Return a function that undoes it."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -547,10 +547,10 @@ def attend(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """(batch, length, heads, head size), as transformers asks of an attention function.
+    """Return (batch, length, heads, head size), as transformers expects of an attention function.
 
     `layout` says that the batch is packed; `sliding_window` less one is then how far a token sees. `all_tokens` says that the
-    queries are those of the rows' first tokens only: keys and values are then made from it, and the ones given are ignored.
+    queries are those of the rows' first tokens only: keys and values are then made from it, and `key` and `value` are ignored.
     """
     if layout is None:  # a padded batch, as transformers' own `sdpa` computes it
         out = functional.scaled_dot_product_attention(
@@ -570,9 +570,9 @@ def attend_packed(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool,
     window: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """(tokens, heads, head size) of a packed batch; with `first_only` the queries are those of the stretches' first tokens.
+    """Return (tokens, heads, head size) of a packed batch; with `first_only`, queries are only those of first tokens.
 
-    With `window` a token sees those at most so far from it.
+    With `window`, a token sees only tokens within this distance.
     """
     half = q.dtype in (torch.bfloat16, torch.float16)
     window = binding(window, layout)
@@ -591,9 +591,9 @@ def _attend_by_flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool,
     window: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Flash attention over stretches. `torch.nn.attention.varlen` is the same kernel, but fixes dropout at 0.
+    """Compute flash attention over stretches. `torch.nn.attention.varlen` is the same kernel, but fixes dropout at 0.
 
-    Every stretch has a query, the filling too: of keys without one the kernel leaves the gradients uninitialised.
+    Every stretch has a query, also the filling: otherwise the kernel leaves gradients of keys uninitialized.
     """
     q_bounds, k_bounds, q_longest = layout.bounds, layout.bounds, layout.longest
     if first_only:
@@ -636,7 +636,7 @@ def _in_fixed_order(out: torch.Tensor) -> torch.Tensor:
 
 
 class Undoable:
-    """A strategy as applied to one model."""
+    """A speedup that is applied to one model and can be undone."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._anatomy = model, anatomy_of(model)
@@ -644,11 +644,11 @@ class Undoable:
         self.enable()
 
     def enable(self) -> None:
-        """Changes the model, and notes how to undo that."""
+        """Change the model, and store how to undo it."""
         raise NotImplementedError
 
     def disable(self) -> None:
-        """Leaves the model as it was."""
+        """Restore the model."""
         while self._undo:
             self._undo.pop()()
 
@@ -658,7 +658,7 @@ HandOver = Callable[[nn.Module, Any, dict[str, Any], Any], Any]
 
 
 class PaddingFree(Undoable):
-    """Rows without padding between them, and what packs them for this model."""
+    """Packed rows, and the collation for this model."""
 
     def __init__(self, model: nn.Module, hand_over: HandOver | None = None) -> None:
         self._hand_over = hand_over
@@ -669,7 +669,7 @@ class PaddingFree(Undoable):
         super().__init__(model)
 
     def enable(self) -> None:
-        """Put the hooks in and let the model attend within rows."""
+        """Add the hooks and let the model attend within rows."""
         if self._anatomy.family.relative:
             from tunesmith.speedups.relative import attend_relative
 
@@ -684,9 +684,9 @@ class PaddingFree(Undoable):
 
 
 def enable_padding_free(model: nn.Module) -> PaddingFree:
-    """Let the model take what `pack` makes: `model(**pack(rows, ...), labels=labels)`. Padded batches still work.
+    """Let the model accept packed batches: `model(**pack(rows, ...), labels=labels)`. Padded batches still work.
 
-    Embeddings, layers and dropout run on real tokens only; logits come in the order of the rows given.
+    Embeddings, layers and dropout run on real tokens only; logits are in input order.
     """
     reason = why_not(model)
     if reason:
@@ -695,7 +695,7 @@ def enable_padding_free(model: nn.Module) -> PaddingFree:
 
 
 def _hand_over_first_tokens(stack: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """The stack's output with (rows, 1, width) in place of (1, tokens, width): all that a head reads."""
+    """Replace the stack's output (1, tokens, width) by first tokens (rows, 1, width), which the head reads."""
     layout: Layout | None = kwargs.get("layout")
     if layout is None:
         return output
@@ -704,7 +704,7 @@ def _hand_over_first_tokens(stack: nn.Module, args: Any, kwargs: dict[str, Any],
 
 
 def _hand_over_means(stack: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """The same with the mean over each row's tokens: the head takes it for the mean of a row of one token."""
+    """Replace it by the mean over each row's tokens; the head computes the mean of a single token."""
     layout: Layout | None = kwargs.get("layout")
     if layout is None:
         return output
@@ -728,7 +728,7 @@ class FirstTokenOnly(Undoable):
     """The last layer for first tokens."""
 
     def enable(self) -> None:
-        """Cut the last layer to first tokens."""
+        """Restrict the last layer to first tokens."""
         assert self._anatomy.layers is not None
         layer = self._anatomy.layers[-1]
         if self._anatomy.family.relative:
@@ -740,7 +740,7 @@ class FirstTokenOnly(Undoable):
 
 
 def why_not_first_token(model: nn.Module) -> str | None:
-    """None, or the reason why the last layer must run for all tokens."""
+    """Return why the last layer must run for all tokens; None if it needn't."""
     reason = why_not(model)
     if reason:
         return reason
@@ -757,7 +757,7 @@ def why_not_first_token(model: nn.Module) -> str | None:
 def enable_first_token_only(model: nn.Module) -> FirstTokenOnly:
     """Compute the last layer's queries, output projection, norms and feed-forward for first tokens of packed batches only.
 
-    Keys and values are still made from all tokens. Padded batches, such as a user's own calls, get the whole layer.
+    Keys and values are still computed for all tokens. Padded batches use the whole layer.
     """
     reason = why_not_first_token(model)
     if reason:
@@ -766,7 +766,7 @@ def enable_first_token_only(model: nn.Module) -> FirstTokenOnly:
 
 
 def _keep_first_tokens(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The layer's arguments with first tokens as hidden states, and all tokens in addition for the attention."""
+    """Return the layer's arguments with first tokens as hidden states, and all tokens for the attention."""
     layout: Layout | None = kwargs.get("layout")
     if layout is None:
         return None

@@ -21,13 +21,13 @@ from tunesmith.speedups.determinism import look_up
 
 
 class RestrictedEmbedding(nn.Embedding):
-    """A table of the used rows. It takes the token ids of the whole table: whatever else reads them sees what it knows."""
+    """A table of the used rows that accepts token ids of the whole table, so that other readers of the ids are unaffected."""
 
     rows_of: torch.Tensor
     """int32 (whole table): the row of each token id."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The embeddings of token ids. An id without a row is our mistake: it is outside the table."""
+        """Return the embeddings of token ids. An id without a row is a bug."""
         if self.rows_of.device != input.device:
             self.rows_of = self.rows_of.to(input.device)
         rows = self.rows_of.index_select(0, input.reshape(-1)).view(input.shape)
@@ -60,14 +60,14 @@ class RestrictedVocabulary:
         self.kept = torch.ones((), dtype=torch.float64, device=table.device)
         """Product of the decay factors so far. It is on the device, so that a CUDA graph can update it."""
         self.parameter = nn.Parameter(table[self._rows.to(table.device)].clone(), embedding.weight.requires_grad)
-        """The used rows: what the optimizer trains."""
+        """The used rows, which the optimizer trains."""
         self.enable()
 
     @classmethod
     def apply(cls, model: nn.Module, used_ids: NDArray[np.integer]) -> RestrictedVocabulary:
-        """Cut the model's input embedding to `used_ids` (any order, repeats allowed; the padding id is always kept).
+        """Restrict the model's input embedding to `used_ids` (any order, repeats allowed; the padding id is always kept).
 
-        Call it before the optimizer is made: the embedding's parameter is another one afterwards.
+        Call it before the optimizer is made, because it replaces the embedding's parameter.
         """
         reason = why_not_restricted(model)
         if reason:
@@ -81,13 +81,13 @@ class RestrictedVocabulary:
         self.kept.mul_(factor)
 
     def table(self, device: str | torch.device = "cpu") -> torch.Tensor:
-        """The whole table as plain training would have it now: for saving and, on the device of the model, for evaluating."""
+        """Return the whole table as plain training would have it, to save it or, on the device of the model, to evaluate."""
         table = self._rest.to(device, copy=True).mul_(self.kept.to(device, self._rest.dtype))
         table[self._rows.to(device)] = self.parameter.detach().to(device)
         return table
 
     def enable(self) -> None:
-        """The used rows are the model's table again."""
+        """Make the used rows the model's table again."""
         self._embedding.__class__ = RestrictedEmbedding
         if self._rows_of.device != self.parameter.device:
             self._rows_of = self._rows_of.to(self.parameter.device)
@@ -95,12 +95,12 @@ class RestrictedVocabulary:
         self._install(self.parameter, None if self._padding is None else int(self._lookup[self._padding]))
 
     def disable(self) -> None:
-        """For a while the model has its whole table; what would be trained there is not the optimizer's parameter."""
+        """Give the model its whole table, which is not the optimizer's parameter, until `enable`."""
         self._install_whole(self.parameter.requires_grad)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Inside, the model has its whole table: for evaluation and `save_pretrained`. After `restore` it has it anyway."""
+        """Give the model its whole table in this block, for evaluation and `save_pretrained`."""
         if self._ended:
             yield
             return
@@ -111,7 +111,7 @@ class RestrictedVocabulary:
             self.enable()
 
     def restore(self) -> nn.Parameter:
-        """Undo the cut for good; the model's new embedding parameter comes back."""
+        """Remove the restriction permanently; return the model's new embedding parameter."""
         if not self._ended:
             self._ended = True
             self._install_whole(self.parameter.requires_grad)
@@ -120,7 +120,7 @@ class RestrictedVocabulary:
         return whole
 
     def expand(self, compact: torch.Tensor) -> torch.Tensor:
-        """A moment of the optimizer for the compact table as plain training would have it: zero in the other rows."""
+        """Return an Adam moment of the used rows for the whole table: zero in the other rows."""
         whole = torch.zeros(self.size, *compact.shape[1:], dtype=compact.dtype)
         whole[self._rows] = compact.detach().cpu()
         return whole
@@ -135,7 +135,7 @@ class RestrictedVocabulary:
         return {"table": stored, "ids": self._rows.clone(), "kept": self.kept.detach().cpu().clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to what `state_dict` gave; refuses the state of another training vocabulary."""
+        """Restore the result of `state_dict`; raise CheckpointError for a different vocabulary."""
         if not torch.equal(torch.as_tensor(state["ids"]), self._rows):
             raise CheckpointError(
                 f"the checkpoint trains {len(state['ids'])} token ids, the data has {len(self.ids)}, or different ones",
@@ -158,7 +158,7 @@ class RestrictedVocabulary:
 
 
 def why_not_restricted(model: nn.Module) -> str | None:
-    """None, or the reason why the whole table must be trained."""
+    """Return why the whole table must be trained; None if it needn't."""
     try:
         embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
     except NotImplementedError:  # CANINE has none: its characters are hashed
@@ -175,7 +175,7 @@ def why_not_restricted(model: nn.Module) -> str | None:
 
 
 def _with_padding(used_ids: NDArray[np.integer], embedding: nn.Embedding) -> NDArray[np.int64]:
-    """Sorted, unique, and with the padding id."""
+    """Return the ids sorted, unique, and with the padding id."""
     extra = [] if embedding.padding_idx is None else [embedding.padding_idx]
     ids = np.unique(np.concatenate([np.asarray(used_ids, dtype=np.int64).ravel(), np.array(extra, dtype=np.int64)]))
     assert embedding.num_embeddings > ids[-1] >= ids[0] >= 0, "a token id is outside the model's vocabulary"
@@ -183,7 +183,7 @@ def _with_padding(used_ids: NDArray[np.integer], embedding: nn.Embedding) -> NDA
 
 
 def why_inexact(optimizer: Optimizer, parameter: nn.Parameter) -> str | None:
-    """Why rows that never have a gradient do more under this optimizer than shrink by `1 - lr * weight_decay`; None if not.
+    """Return why this optimizer changes rows without gradient by more than `1 - lr * weight_decay`; None if it doesn't.
 
     By class: a subclass, or a user's optimizer, may do anything to a row.
     """

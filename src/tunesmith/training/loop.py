@@ -102,7 +102,7 @@ def _step(state: TrainState, window: Window, plan: Plan) -> StepResult:
 
 
 def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began: int) -> int:
-    """Number of consecutive epochs without a window; the second is a DataError, because a listener may end the run after one."""
+    """Return the number of consecutive epochs without a window. The second raises: a listener may end the run after one."""
     empty = before + 1 if step == began else 0
     if empty == 2:
         raise DataError(

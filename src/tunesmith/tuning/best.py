@@ -597,7 +597,7 @@ class HeldOut:
         return compare_predictions(*both, self.gold, task=self.task, metric=name, scores="probabilities")
 
     def is_worse(self, baseline: HeldOut, metric: str) -> bool:
-        """Whether this is worse than the baseline: by the paired test, or, if that is not significant, by score and loss."""
+        """Return whether this is worse than the baseline by the paired test or, if not significant, by score and loss."""
         tested, has_larger_loss = self.compare(baseline, metric), self.loss() > baseline.loss()
         if tested.difference is None or tested.p_value is None:
             return has_larger_loss
