@@ -31,7 +31,8 @@ from tunesmith.files import read_json, write_new
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import predicted_names
 from tunesmith.labels import choose_labels
-from tunesmith.pipeline.train import RunObserver, finetune, free_folder
+from tunesmith.pipeline.inputs import free_folder
+from tunesmith.pipeline.train import RunObserver, finetune
 from tunesmith.runs.folder import MANIFEST, publish_folder
 
 if TYPE_CHECKING:

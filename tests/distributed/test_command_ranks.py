@@ -239,10 +239,10 @@ def test_resume_is_identical_or_names_the_difference(place: Path, two: tuple[Pat
 EARLY = """
 import os, signal, sys
 from pathlib import Path
-import tunesmith.pipeline.prepare as preparing
+import tunesmith.pipeline.train as training
 from tunesmith.cli.main import main
 if os.environ["RANK"] == sys.argv[1]:
-    preparing.tokenize_run = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    training.tokenize_run = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 code = main(sys.argv[3:])
 Path(sys.argv[2] + "-exit-" + os.environ["RANK"]).write_text(str(code))
 sys.exit(code)

@@ -43,7 +43,7 @@ TRAINING_BAR: dict[str, Any] = {
 ROWS_BAR: dict[str, Any] = {"unit": " rows", "bar_format": _BAR + "{n:,}/{total:,} rows" + _REST}
 BYTES_BAR: dict[str, Any] = {"unit": "B", "unit_scale": True, "bar_format": _BAR + "{n_fmt}/{total_fmt}" + _REST}
 DETAILS = (
-    *("Recipe: ", "New, to be trained", "Speedups: ", "Tokens: no row", "Order: ", "Plan: "),
+    *("Text: ", "Label: ", "Task: ", "Recipe: ", "New, to be trained", "Speedups: ", "Order: "),
     "F1, precision and recall are",
 )
 """Messages that begin like this are printed only with -v; the report contains them."""
@@ -92,15 +92,20 @@ class Console:
         self._losses: list[float] = []
         self._recent: deque[float] = deque(maxlen=50)
         self._evaluations: list[Evaluated] = []
+        self._shown: set[str] = set()
 
     def observer(self) -> RunObserver:
         """Return the observer to pass to `finetune`."""
         return RunObserver(self.say, self.progress, self.plan, [self.on])
 
     def say(self, text: str) -> None:
-        """Print a sentence above the bars, wrapped to the terminal width. Details are printed only if verbose."""
-        if not self.verbose and text.startswith(DETAILS):
+        """Print a sentence above the bars, wrapped to the terminal width. Details are printed only if verbose.
+
+        A sentence is printed once: the runs of several folds or trials have the same data and warnings.
+        """
+        if text in self._shown or (not self.verbose and text.startswith(DETAILS)):
             return
+        self._shown.add(text)
         if self.bars:
             width = max(40, shutil.get_terminal_size((80, 24)).columns - 1)
             text = textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)

@@ -28,27 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, print scores and diagnosis, and suggest the next commands."""
-    from tunesmith.cli.train import print_diagnosis, print_scores, train_on_console
+    from tunesmith.cli.train import print_result, train_on_console
 
     config = make_config(args.output_dir, max_steps=args.max_steps, plain=args.disable_tqdm)
     print("Fine-tuning all-MiniLM-L6-v2 on sentence pairs: do two sentences say the same?", flush=True)
     result = train_on_console(config)
-    print_scores(result)
-    print_diagnosis(result)
     folder = shlex.quote(str(result.run.path))
-    test = shlex.quote(str(config.test_file))
-    print(f"\nrun folder: {result.run.path}   (open report.html in a browser)\ntry next:")
-    print(f'  tunesmith predict {folder} --text "The shop opens at nine." "At nine the shop opens its doors."')
-    print(f"  tunesmith predict {folder} --input {test} --output predictions.csv")
-    print(f"  tunesmith report {folder}")
-    print("  tunesmith train --train_file your.csv")
+    example = f'tunesmith predict {folder} --text "The shop opens at nine." "It opens at nine."'
+    print_result(result, (example, f"tunesmith report {folder}", "tunesmith train --train_file your.csv"))
     return 0
 
 
 def make_config(output_dir: str | None = None, *, max_steps: int = -1, plain: bool = False) -> RunConfig:
     """Return the config of the demo. A finished demo is kept; an unfinished one is resumed."""
     from tunesmith.config.load import load_config
-    from tunesmith.pipeline.train import free_folder
+    from tunesmith.pipeline.inputs import free_folder
     from tunesmith.sample import SPLITS, sample_file
 
     files = {f"{split}_file": str(sample_file(split)) for split in SPLITS}

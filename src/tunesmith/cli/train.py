@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -84,11 +84,10 @@ def train(config: RunConfig, *, verbose: bool = False) -> int:
     from tunesmith.runs.folder import read_launch  # imports numpy, which `--help` doesn't need
 
     launch = read_launch()
-    several = config.seeds > 1 or (config.folds is not None and config.fold is None)
-    if launch.world > 1 and (several or config.recipe == "best"):
-        what = "--folds and --seeds train" if several else "--recipe best trains"
+    if launch.world > 1 and (config.trains_several or config.recipe == "best"):
+        what = "--folds and --seeds train" if config.trains_several else "--recipe best trains"
         raise ConfigError(f"{what} one run after the other in one process", fix="Start the command without a launcher.")
-    if several:
+    if config.trains_several:
         return _train_repeats(config, verbose)
     if config.recipe == "best":
         return _train_best(config, verbose)
@@ -100,9 +99,7 @@ def train(config: RunConfig, *, verbose: bool = False) -> int:
 
     leave_ranks()
     if first:
-        print_scores(result)
-        print_diagnosis(result)
-        print_next(result)
+        print_result(result)
     return 0
 
 
@@ -171,10 +168,19 @@ def _train_best(config: RunConfig, verbose: bool) -> int:
             score = f"{run['metric']} {abs(run['score']):.4f}" if run["score"] is not None else run["why"] or "trained"
             print(f"  {name}  {score}  ({one['what']}; {run['seconds']:.0f} s)")
     print(f"deployed: {found.table['deployed']}   (reasons: best.json)")
-    print_scores(found.result)
-    print_diagnosis(found.result)
-    print_next(found.result)
+    print_result(found.result)
     return 0
+
+
+def print_result(result: RunResult, commands: Sequence[str] = ()) -> None:
+    """Print scores, diagnosis, run folder and the next commands."""
+    print_scores(result)
+    print_diagnosis(result)
+    folder = shlex.quote(str(result.run.path))
+    print(f"\nrun folder: {result.run.path}   (open report.html in a browser)\nnext:")
+    usual = ("predict {} --input new.csv --output predictions.csv", "evaluate {} --test_file labeled.csv")
+    for command in commands or [f"tunesmith {line.format(folder)}" for line in usual]:
+        print(f"  {command}")
 
 
 def print_scores(result: RunResult) -> None:
@@ -221,11 +227,3 @@ def print_diagnosis(result: RunResult) -> None:
 
 def _width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-
-
-def print_next(result: RunResult) -> None:
-    """Print the run folder and the next commands."""
-    folder = shlex.quote(str(result.run.path))
-    print(f"\nrun folder: {result.run.path}   (report.html, curves.png, README.md, model/)\nnext:")
-    print(f"  tunesmith predict {folder} --input new.csv --output predictions.csv")
-    print(f"  tunesmith evaluate {folder} --test_file labeled.csv")

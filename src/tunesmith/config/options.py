@@ -338,6 +338,11 @@ class RunConfig(Options):
         return "-".join(Path(part.rstrip("/\\")).name or "run" for part in (source, model))
 
     @property
+    def trains_several(self) -> bool:
+        """Return whether `folds` or `seeds` make this several runs."""
+        return self.seeds > 1 or (self.folds is not None and self.fold is None)
+
+    @property
     def decided(self) -> Recipe:
         """Return the values that are set or decided by the recipe, with the defaults of transformers for the rest."""
         values = {f.name: getattr(self, f.name) for f in fields(Recipe)}

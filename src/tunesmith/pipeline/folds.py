@@ -25,9 +25,9 @@ from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.table import Score, make_suite
 from tunesmith.pipeline.prepare import require_same_run
 from tunesmith.pipeline.results import draw_and_explain
-from tunesmith.pipeline.train import Log, RunObserver, finetune, is_finished
+from tunesmith.pipeline.train import Log, RunObserver, finetune
 from tunesmith.report.predictions import PredictedRows, labeled_splits
-from tunesmith.runs.folder import RunDir, read_summary
+from tunesmith.runs.folder import RunDir, end_of, read_summary
 
 SUMMARY = "repeats.json"
 
@@ -57,7 +57,7 @@ def run_repeats(config: RunConfig, observer: RunObserver) -> Repeated:
     for one in each_run(config):
         run = RunDir(one.run_folder)
         observer.log(f"Run: {run.path.name}.")
-        if is_finished(run):
+        if end_of(run) is not None:
             require_same_run(one, run)
             observer.log(f"{run.path} is finished and is kept.")
             if observer.pages and not run.report_file.is_file():

@@ -1,4 +1,4 @@
-"""Read, check, tokenize and audit the examples of a run, and find the folder of its model, all before torch is imported.
+"""Everything that can be refused before torch is imported: config, run folder, examples, tokens.
 
 Options that `tunesmith train` can't carry out are refused, never ignored.
 """
@@ -6,18 +6,28 @@ Options that `tunesmith train` can't carry out are refused, never ignored.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.config.load import raise_problems
-from tunesmith.config.options import RunConfig
-from tunesmith.data.audit import MOST_TOKENIZED, audit_rows, check_cut, check_tokens, require_clean, sample_rows
+from tunesmith.config.load import DATA_SOURCES, load_config, raise_problems
+from tunesmith.config.options import RunConfig, to_dict
+from tunesmith.data.audit import (
+    MOST_TOKENIZED,
+    audit_rows,
+    check_cut,
+    check_tokens,
+    require_clean,
+    sample_rows,
+    sort_findings,
+)
 from tunesmith.data.read import DataBundle, load_data
 from tunesmith.data.tokenize import (
     LONGEST_LENGTH,
@@ -29,14 +39,178 @@ from tunesmith.data.tokenize import (
     longest_allowed,
     tokenize,
 )
-from tunesmith.events import Finding
+from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
+from tunesmith.events import Finding, RunEnded, RunStarted
 from tunesmith.inference.tables import describe_renaming, names_of_run
-from tunesmith.labels import Task
-from tunesmith.models.files import load_tokenizer, position_limit, read_config_file, resolve_model
-from tunesmith.models.load import HeadNames, read_head_names
+from tunesmith.labels import LabelMap, Task
+from tunesmith.models.files import load_tokenizer, position_limit, read_config_file, require_segments, resolve_model
+from tunesmith.models.load import HeadNames, read_head_names, read_model_config
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir, end_of, is_run, require_own_folder
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.train import Log, ShowProgress
+
+
+def complete_config(
+    config: RunConfig | None, options: Mapping[str, Any], *, in_memory: bool, one_of_many: bool = False
+) -> RunConfig:
+    """Return the config updated with the options, checked like a command line.
+
+    `in_memory`: the training data is passed as a table. `one_of_many`: the run is part of `--recipe best`.
+    """
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    if given or config is None:
+        config = load_config(None, given, need_data=not in_memory, start=config)
+    named = next((name for name in DATA_SOURCES if getattr(config, name) is not None), None)
+    if in_memory and named not in (None, "task_name"):
+        raise ConfigError(f"both train_data and {named} are set", fix="Set one source of training data.")
+    if config.trains_several:
+        raise ConfigError(
+            "folds and seeds train several runs, and finetune trains one",
+            fix="Call tunesmith.pipeline.folds.run_repeats(config, RunObserver()), or set one fold.",
+        )
+    refuse_what_is_not_built(config, one_of_many=one_of_many)
+    return config
+
+
+def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) -> None:
+    """Raise a ConfigError that lists every option without effect in a single run.
+
+    `one_of_many`: the run is part of `--recipe best`.
+    """
+    trackers = [name for name in config.report_to if name not in ("none", "all") and not is_installed(name)]
+    fix = "Run: pip install 'tunesmith[trackers]', or omit it: journal.jsonl contains every value."
+    problems = [f"--report_to {name} needs the package {name}. {fix}" for name in trackers]
+    if config.recipe == "best" and not one_of_many:
+        problems.append(
+            "--recipe best trains several models. Use `tunesmith train`, or tunesmith.tuning.best.run_best."
+        )
+    elif config.time_budget is not None and not one_of_many:
+        problems.append("--time_budget requires --recipe best (or `tunesmith search`).")
+    raise_problems(problems)
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported; a folder of that name (W&B creates ./wandb) is not a package."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
+
+
+# The run folder
+
+NOT_COMPARED = frozenset(
+    ["output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm", "logging_steps", "cache_dir"]
+)
+"""Options that do not change the experiment."""
+INPUTS = (
+    *("model_name_or_path", "tokenizer_name", "dataset_name"),
+    *("train_file", "validation_file", "test_file", "labels_file"),
+)
+"""Options that may name a folder or file that the run reads."""
+
+
+def choose_folder(config: RunConfig, log: Log, *, in_memory: bool = False) -> RunConfig:
+    """Return the config with its run folder; refuse a finished run before anything loads.
+
+    Without `output_dir`, a folder that contains a run with different settings is skipped, and so is a finished run on data in
+    memory, which no config identifies. The folder that is used instead is printed.
+    """
+    first = config.run_folder
+    if config.output_dir is not None or config.resume_from_checkpoint:
+        run = RunDir(first)
+        if end_of(run) is not None:
+            raise finished_error(run, same=_has_same_settings(config, run))
+        if config.resume_from_checkpoint and not run.checkpoints():
+            raise CheckpointError(
+                "contains no checkpoint to resume from",
+                where=str(run.path),
+                fix="Omit --resume_from_checkpoint to start the run, or set --output_dir to the folder of the run.",
+            )
+        return config
+    for folder in numbered(first):
+        run = RunDir(folder)
+        if not os.path.isfile(run.config_file):  # False for a name that no file can have
+            break
+        if _has_same_settings(config, run):
+            if end_of(run) is None:
+                break
+            if not in_memory:
+                raise finished_error(run, same=True)
+    if folder == first:
+        return config
+    log(f"{first} contains a run with different settings or data: this run is written to {folder}.")
+    return replace(config, output_dir=str(folder))
+
+
+def numbered(folder: Path) -> Iterator[Path]:
+    """Yield the folder, folder-2, folder-3, ..."""
+    yield folder
+    yield from (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+
+
+def free_folder(folder: Path) -> Path:
+    """Return the first of folder, folder-2, folder-3, ... that is new, empty or contains an unfinished run."""
+    for name in numbered(folder):
+        run = RunDir(name)
+        if not os.path.lexists(name) or (name.is_dir() and not any(name.iterdir())):
+            return name
+        if is_run(run) and end_of(run) is None and not run.report_file.exists():
+            return name
+    raise AssertionError
+
+
+def require_usable(config: RunConfig) -> RunDir:
+    """Return the run folder; raise a ResourceError if it contains files that the run would overwrite or read."""
+    run = RunDir(config.run_folder)
+    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
+    return run
+
+
+def refuse_another_run(run: RunDir, run_id: str) -> None:
+    """Refuse to overwrite a finished run, or results of a different config without a checkpoint to compare with."""
+    finished = end_of(run) is not None
+    if run.checkpoints() and not finished:
+        return  # stopped: the checkpoints say whether it is the same run
+    events = read_journal(run.journal_file) if run.journal_file.exists() else []
+    same = next((e.run_id for e in events if isinstance(e, RunStarted)), None) == run_id
+    if finished or any(isinstance(e, RunEnded) and e.finished for e in events[-1:]):
+        raise finished_error(run, same=same)
+    results = [p.name for p in (*run.folders, *run.result_files, run.report_file) if p.exists()]
+    if results and not same:
+        kind = "of a different config" if events else f"without their event log ({run.journal_file.name})"
+        raise CheckpointError(
+            f"contains results ({', '.join(results[:3])}) {kind}",
+            where=str(run.path),
+            fix="Set a different --output_dir, or remove the folder to train again.",
+        )
+
+
+def finished_error(run: RunDir, *, same: bool) -> CheckpointError:
+    """Return the error for a folder whose run must not be overwritten."""
+    report = "" if run.report_file.exists() else f" `tunesmith report {run.path}` writes its report."
+    return CheckpointError(
+        f"contains a finished run of {'this' if same else 'a different'} config",
+        where=str(run.path),
+        fix=f"Set a different --output_dir or --run_name, or remove the folder to train again.{report}",
+    )
+
+
+def _has_same_settings(config: RunConfig, run: RunDir) -> bool:
+    if not run.config_file.is_file():
+        return False
+    try:
+        stored = to_dict(load_config(run.config_file, need_data=False))
+    except TunesmithError:
+        return True  # damaged: the run itself decides about the folder
+    usual = to_dict(RunConfig())
+    # run.yaml contains the values that the recipe chose: an option that is not set is not a difference.
+    return all(
+        value in (stored[name], usual[name]) for name, value in to_dict(config).items() if name not in NOT_COMPARED
+    )
+
+
+# The examples
 
 
 @dataclass(frozen=True)
@@ -86,16 +260,29 @@ def load_run_tokenizer(config: RunConfig, folder: Path) -> Any:
     return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
 
 
+SHOWN_LABELS = 4
+
+
 def log_data(log: Log, data: RunData) -> None:
     """Print how the data was read, the size of each split, and warnings."""
-    sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in data.bundle.splits.items())
-    ours = names_of_run(data.bundle.columns.text, data.bundle.labels)
-    for note in (*data.bundle.notes, *data.notes, describe_renaming(ours, ours.values()), f"Rows: {sizes}."):
+    bundle = data.bundle
+    sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in bundle.splits.items())
+    texts = " and ".join(map(repr, bundle.columns.text))
+    log(f"Data: {sizes} rows; text {texts}, label {bundle.columns.label!r} ({_describe_labels(bundle.labels)}).")
+    ours = names_of_run(bundle.columns.text, bundle.labels)
+    for note in (*bundle.notes, *data.notes, describe_renaming(ours, ours.values())):
         if note is not None:
             log(note)
-    for finding in data.bundle.findings:
+    for finding in bundle.findings:
         if finding.severity != "info":
             log(finding.line())
+
+
+def _describe_labels(labels: LabelMap) -> str:
+    if labels.task is Task.REGRESSION:
+        return "a number"
+    names = ", ".join(labels.names[:SHOWN_LABELS]) + (", ..." if len(labels) > SHOWN_LABELS else "")
+    return f"{'any' if labels.task is Task.MULTILABEL else 'one'} of {len(labels)}: {names}"
 
 
 def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new: bool) -> RunData:
@@ -111,27 +298,7 @@ def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new:
     raise head.refusal(labels.names, str(folder))
 
 
-def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) -> None:
-    """Raise a ConfigError that lists every option without effect in `tunesmith train`.
-
-    `one_of_many`: the run is part of `--recipe best`.
-    """
-    trackers = [name for name in config.report_to if name not in ("none", "all") and not is_installed(name)]
-    fix = "Run: pip install 'tunesmith[trackers]', or omit it: journal.jsonl contains every value."
-    problems = [f"--report_to {name} needs the package {name}. {fix}" for name in trackers]
-    if config.recipe == "best" and not one_of_many:
-        problems.append(
-            "--recipe best trains several models. Use `tunesmith train`, or tunesmith.tuning.best.run_best."
-        )
-    elif config.time_budget is not None and not one_of_many:
-        problems.append("--time_budget requires --recipe best (or `tunesmith search`).")
-    raise_problems(problems)
-
-
-def is_installed(package: str) -> bool:
-    """Return whether a package can be imported; a folder of that name (W&B creates ./wandb) is not a package."""
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
+# The tokens
 
 
 @dataclass(frozen=True)
@@ -160,6 +327,7 @@ class RunTokens:
     """The tokenized splits. `config.long_texts` is decided; `decision` is None if there was nothing to decide."""
 
     config: RunConfig
+    tokenizer: Any
     splits: dict[str, Tokenized]
     length: int
     limit: int | None
@@ -172,10 +340,11 @@ class RunTokens:
         return "head" if self.config.long_texts == "auto" else self.config.long_texts
 
 
-def tokenize_run(
-    config: RunConfig, bundle: DataBundle, tokenizer: Any, stored: dict[str, Any], progress: ShowProgress
-) -> RunTokens:
-    """Tokenize every split; `--long_texts` determines how long rows are read. `stored` is the config of the model."""
+def tokenize_run(config: RunConfig, data: RunData, progress: ShowProgress) -> RunTokens:
+    """Tokenize every split; `--long_texts` determines how long rows are read."""
+    bundle, stored = data.bundle, read_model_config(data.folder)
+    tokenizer = load_run_tokenizer(config, data.folder)
+    require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(data.folder))
     limit = position_limit(stored)
     most = longest_allowed(tokenizer, model_max=limit, asked=config.max_seq_length, usual=LONGEST_LENGTH)
     length = most if config.long_texts == "full" else min(most, config.max_seq_length or USUAL_LENGTH)
@@ -196,33 +365,44 @@ def tokenize_run(
         }
 
     if config.long_texts != "auto":
-        return RunTokens(config, run(length, config.long_texts), length, limit)
+        return RunTokens(config, tokenizer, run(length, config.long_texts), length, limit)
     splits = run(length, "head")
     decided = None
     if config.recipe != "hf" and config.max_seq_length is None and getattr(tokenizer, "is_fast", False):
         decided = decide_long_texts(whole_lengths(splits["train"]), length, most)
     if decided is None:
-        return RunTokens(replace(config, long_texts="head"), splits, length, limit)
+        return RunTokens(replace(config, long_texts="head"), tokenizer, splits, length, limit)
     decision, longer = decided
     config = replace(config, long_texts=decision.value)
     if longer == length:
-        return RunTokens(config, splits, length, limit, decision)
-    return RunTokens(replace(config, max_seq_length=longer), run(longer, "full"), longer, limit, decision)
+        return RunTokens(config, tokenizer, splits, length, limit, decision)
+    config = replace(config, max_seq_length=longer)
+    return RunTokens(config, tokenizer, run(longer, "full"), longer, limit, decision)
 
 
-def log_lengths(log: Log, tokenized: dict[str, Tokenized], length: int, bundle: DataBundle, asked: int | None) -> None:
-    """Print how much of each split was truncated."""
-    lowered = describe_lowered_length(asked, length)
+def audit_tokens(data: RunData, tokens: RunTokens, log: Log, *, asked: int | None) -> RunData:
+    """Print how much is truncated, check a sample for unknown tokens, and return the data with these findings.
+
+    `asked` is the maximum length that the user set.
+    """
+    bundle = data.bundle
+    found = [
+        *_check_texts(_samples(bundle), tokens.tokenizer),
+        *_cut(whole_lengths(tokens.splits["train"]), tokens.length, tokens.limit),
+    ]
+    for finding in found:
+        if finding.severity != "info":
+            log(finding.line())
+    require_clean(found, strict=tokens.config.strict_data)
+    lowered = describe_lowered_length(asked, tokens.length)
     if lowered is not None:
         log(lowered)
-    cut = {split: t.truncated for split, t in tokenized.items() if t.truncated.rows_cut}
-    for split, count in cut.items():
-        log(f"Cut: {count.sentence(split)}.")
-    if not cut:
-        log(f"Tokens: no row is longer than {length}, so nothing is truncated.")
-    for split, part in tokenized.items():
+    for split, part in tokens.splits.items():
+        if part.truncated.rows_cut:
+            log(f"Cut: {part.truncated.sentence(split)}.")
         if part.empty:
             log(describe_empty(split, part.empty, bundle.parts[split]))
+    return replace(data, bundle=replace(bundle, findings=tuple(sort_findings([*bundle.findings, *found]))))
 
 
 def whole_lengths(tokenized: Tokenized) -> npt.NDArray[np.int64]:
@@ -256,13 +436,6 @@ def audit_texts(bundle: DataBundle, tokenizer: Any, *, asked: int | None, limit:
     rows = tokenizer(*samples["train"].values(), truncation=False, verbose=False)["input_ids"]
     length = longest_allowed(tokenizer, model_max=limit, asked=asked)
     return [*_check_texts(samples, tokenizer), *_cut(np.array([len(row) for row in rows]), length, limit)]
-
-
-def audit_tokenized(
-    bundle: DataBundle, tokenizer: Any, train: Tokenized, *, length: int, limit: int | None
-) -> list[Finding]:
-    """Run `audit_texts` for rows that are already tokenized."""
-    return [*_check_texts(_samples(bundle), tokenizer), *_cut(whole_lengths(train), length, limit)]
 
 
 def _samples(bundle: DataBundle) -> dict[str, dict[str, list[str]]]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import resource
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -17,21 +18,14 @@ import numpy.typing as npt
 from tunesmith.config.options import RunConfig
 from tunesmith.events import Evaluated, Event, Saved, StepDone
 from tunesmith.pipeline.inputs import RunData
-from tunesmith.pipeline.train import (
-    PAIR_STAGE,
-    TIMED_STEPS,
-    WARM_STEPS,
-    RunEnding,
-    RunObserver,
-    peak_bytes,
-    train_run,
-)
+from tunesmith.pipeline.train import PAIR_STAGE, RunEnding, RunObserver, prepare, train_run
 from tunesmith.runs.folder import RunDir, RunLock
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.prepare import Prepared
 
 SHORT_RUN = 0.2
+WARM_STEPS, TIMED_STEPS = 3, 10
 GPU_WARM_STEPS, GPU_STEPS = 32, 96
 """The first steps are slower (kernels are compiled) and not timed."""
 PAIR_STEPS = 30
@@ -71,7 +65,7 @@ class Forecast:
 
 def measure_run(config: RunConfig, data: RunData, observer: RunObserver, begun: float) -> Forecast:
     """Train a small part of the run and scale the times to all of it. `begun`: time.time() when the process started."""
-    from tunesmith.pipeline.prepare import prepare, start_runtime
+    from tunesmith.pipeline.prepare import start_runtime
 
     warmup: list[tuple[int, int, float]] = []
 
@@ -108,7 +102,7 @@ def measure_run(config: RunConfig, data: RunData, observer: RunObserver, begun: 
         return Forecast(
             device=str(prepared.runtime.device),
             steps=plan.num_steps,
-            peak_bytes=peak_bytes(prepared),
+            peak_bytes=_peak_bytes(prepared),
             disk_bytes=int(size + journal + (7 * weights if saves else weights)),
             start_seconds=start,
             once_seconds=once,
@@ -116,6 +110,15 @@ def measure_run(config: RunConfig, data: RunData, observer: RunObserver, begun: 
             evaluation_seconds=evaluated[-1] / part * evaluations,
             finish_seconds=rest / part,
         )
+
+
+def _peak_bytes(prepared: Prepared) -> int:
+    """Return the peak memory so far: of the GPU if there is one, otherwise of this process."""
+    if prepared.runtime.device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _shorten(prepared: Prepared, folder: Path) -> tuple[Prepared, float]:

@@ -1,4 +1,4 @@
-"""From a config to everything a run needs: data, tokens, model, recipe, speedups, identity, plan.
+"""The steps of `prepare` in train.py: runtime, model, speedups, training state, batches, plan and identity of a run.
 
 A run is identified by its options and by the content of its data, model and tokenizer, whatever file or name they come from.
 Checkpoints and the finished model store that identity. docs/concepts/reliability.md lists its fields.
@@ -8,46 +8,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tunesmith.config.load import REMOVED_DEFAULTS
 from tunesmith.config.options import RunConfig, to_dict
-from tunesmith.data.audit import require_clean, sort_findings
-from tunesmith.data.batches import Batches, Padding, Sampling, TokenRows, padding_of
+from tunesmith.data.batches import Batches, Padding, Sampling, TokenRows
 from tunesmith.data.read import DataBundle
 from tunesmith.data.tokenize import Tokenized, padded_fingerprint
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.events import Finding
 from tunesmith.files import known_hash
 from tunesmith.inference.model_folder import ModelFacts, read_facts
 from tunesmith.labels import LabelMap
 from tunesmith.metrics.evidence import BestConstant
 from tunesmith.metrics.table import Suite, make_suite
-from tunesmith.models.files import EMBEDDED, read_config_file, read_json_object, require_segments
-from tunesmith.models.load import LoadedModel, load_model, read_model_config
-from tunesmith.pipeline.inputs import (
-    RunData,
-    audit_tokenized,
-    load_run_tokenizer,
-    log_data,
-    log_lengths,
-    read_run_data,
-    tokenize_run,
-)
+from tunesmith.models.files import EMBEDDED, read_config_file, read_json_object
+from tunesmith.models.load import LoadedModel, load_model
+from tunesmith.pipeline.inputs import RunData, RunTokens, load_run_tokenizer, read_run_data
 from tunesmith.pipeline.probe import LoadedRun
-from tunesmith.pipeline.recipe import Settled, choose_recipe
-from tunesmith.pipeline.train import Log, RunObserver
+from tunesmith.pipeline.recipe import Settled
 from tunesmith.runs.folder import RunDir, package_versions, read_manifest, verify, verify_results
 from tunesmith.speedups.apply import Speedups, apply_speedups, why_not_half
 from tunesmith.training.checkpoint import TOKENIZER_FILE, Identity, content_hash_of, differences
 from tunesmith.training.distributed import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
-from tunesmith.training.loop import require_agreement
 from tunesmith.training.optimizer import freeze, make_optimizer
 from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.training.state import TrainState, make_deterministic, seed_everything
@@ -98,74 +87,21 @@ class Prepared:
 
 def start_runtime(config: RunConfig) -> Runtime:
     """Return device, precision and rank; join the other ranks if there are any."""
+    if config.full_determinism:
+        make_deterministic()
+    if config.tf32 is not None:
+        torch.backends.cuda.matmul.allow_tf32 = config.tf32
+        torch.backends.cudnn.allow_tf32 = config.tf32
     precision: Precision = "fp16" if config.fp16 else "no"
     if config.bf16 or (config.bf16 is None and not config.fp16 and has_bf16(use_cpu=config.use_cpu)):
         precision = "bf16"
     return make_runtime(precision=precision, use_cpu=config.use_cpu, timeout_seconds=config.ddp_timeout)
 
 
-def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], observer: RunObserver) -> Prepared:
-    """Read and tokenize the data, load the model, choose the recipe, apply the speedups.
-
-    Problems with the input are found here, before the first step.
-    """
-    log = observer.log if runtime.is_main else RunObserver().log
-    if config.full_determinism:
-        make_deterministic()
-    _set_tf32(config.tf32)
-    with runtime.main_first():
-        data = read()
-        bundle, folder = data.bundle, data.folder
-        log_data(log, data)
-        stored = read_model_config(folder)
-        tokenizer = load_run_tokenizer(config, folder)
-        require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
-        tokens = tokenize_run(config, bundle, tokenizer, stored, observer.progress)
-        asked = config.max_seq_length
-        config, tokenized, length, limit = tokens.config, tokens.splits, tokens.length, tokens.limit
-    findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
-    bundle = add_findings(bundle, findings, log, strict=config.strict_data)
-    log_lengths(log, tokenized, length, bundle, asked)
-    suite = _make_suite(config, bundle.labels)
+def load_run_model(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedModel, Runtime, str | None]:
+    """Return the model, whose new layers depend only on the seed, and the runtime: in float32, with the reason, if the model
+    fails in bf16 and the user didn't set a precision."""
     seed_everything(config.seed)
-    loaded, runtime, failing = _load(config, data, runtime)
-    padding = padding_of(tokenizer)
-    rows = {split: part.rows for split, part in tokenized.items()}
-    settled = choose_recipe(LoadedRun(config, loaded, bundle, rows, padding, suite, runtime, observer), tokens.decision)
-    config = settled.config
-    speedups, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
-    log_model(log, config, loaded, speedups, runtime, failing)
-    targets = bundle.parts["train"].targets()
-    trained = rows["train"] if targets is None else replace(rows["train"], labels=targets)
-    batches = _make_batches(config, trained, speedups, runtime)
-    identity = make_identity(config, data, tokenizer_content(tokenizer, length), runtime, batches.sampling)
-    require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
-    plan = make_plan(config, batches, suite, has_validation="validation" in rows, on_gpu=runtime.device.type == "cuda")
-    columns, names = bundle.columns, tuple(suite.names)
-    facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
-    made = (facts, suite, speedups, state, batches, plan, identity, settled)
-    return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
-
-
-def add_findings(bundle: DataBundle, findings: Sequence[Finding], log: Log, *, strict: bool) -> DataBundle:
-    """Return the bundle with findings added, most serious first, and print warnings."""
-    for finding in findings:
-        if finding.severity != "info":
-            log(finding.line())
-    require_clean(findings, strict=strict)
-    return replace(bundle, findings=tuple(sort_findings([*bundle.findings, *findings])))
-
-
-def _set_tf32(allowed: bool | None) -> None:
-    if allowed is not None:
-        import torch
-
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-        torch.backends.cudnn.allow_tf32 = allowed
-
-
-def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedModel, Runtime, str | None]:
-    """Load the model. If it fails in bf16, the runtime is float32, unless the user set the precision."""
     loaded = load_model(
         data.folder,
         data.bundle.labels,
@@ -177,7 +113,8 @@ def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedMod
     return loaded, runtime if reason is None else replace(runtime, precision="no"), reason
 
 
-def _make_suite(config: RunConfig, labels: LabelMap) -> Suite:
+def make_run_suite(config: RunConfig, labels: LabelMap) -> Suite:
+    """Return the metrics of the run; a ConfigError if the one that selects the checkpoint is not among them."""
     suite = make_suite(
         labels.task, names=config.metric_name, glue_task=config.task_name, positive_name=labels.positive_name
     )
@@ -190,31 +127,35 @@ def _make_suite(config: RunConfig, labels: LabelMap) -> Suite:
     return suite
 
 
-def _make_state(
-    config: RunConfig, model: Any, bundle: DataBundle, rows: TokenRows, padding: Padding, runtime: Runtime
-) -> tuple[Speedups, TrainState]:
+def speed_up(run: LoadedRun) -> Speedups:
+    """Freeze what the config names, move the model to its device and apply the speedups that the config allows."""
+    config, model = run.config, run.loaded.model
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     freeze(model, config.freeze)
-    model.to(runtime.device)  # before the speedups: a cut vocabulary keeps its counters where the table is
-    speedups = apply_speedups(
-        model,
-        rows,
-        padding,
-        device=runtime.device,
+    return apply_speedups(
+        run.model,  # on its device: a restricted vocabulary keeps its counters where the table is
+        run.splits["train"],
+        run.padding,
+        device=run.runtime.device,
         pack_rows=config.padding_free,
         first_token_only=config.cls_only_last_layer,
         restrict_vocabulary=config.restrict_vocabulary,
-        world=runtime.world,
-        precision=runtime.precision,
+        world=run.runtime.world,
+        precision=run.runtime.precision,
         fused_layers=config.fused_layers,
         cuda_graphs=config.cuda_graphs,
     )
-    labels = bundle.labels
+
+
+def make_state(run: LoadedRun, speedups: Speedups) -> TrainState:
+    """Return model, optimizer and loss."""
+    config, labels, gold = run.config, run.bundle.labels, run.splits["train"].labels
     weights = None
     if config.class_weights is not None:
-        assert rows.labels is not None
-        weights = resolve_class_weights(config.class_weights, rows.labels, labels.names)
+        assert gold is not None
+        weights = resolve_class_weights(config.class_weights, gold, labels.names)
+    model: Any = run.loaded.model
     optimizer = make_optimizer(
         model,
         learning_rate=config.decided.learning_rate,
@@ -227,14 +168,15 @@ def _make_state(
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
     push = config.adversarial
-    state = TrainState(model, optimizer, objective, runtime, push=push, speedups=speedups, only_writer=True)
-    return speedups, state
+    return TrainState(model, optimizer, objective, run.runtime, push=push, speedups=speedups, only_writer=True)
 
 
-def _make_batches(config: RunConfig, rows: TokenRows, speedups: Speedups, runtime: Runtime) -> Batches:
-    on_gpu = runtime.device.type == "cuda"
+def make_batches(run: LoadedRun, speedups: Speedups) -> Batches:
+    """Return the training batches. Soft labels replace the classes."""
+    config, runtime, rows = run.config, run.runtime, run.splits["train"]
+    targets, on_gpu = run.bundle.parts["train"].targets(), runtime.device.type == "cuda"
     return Batches(
-        rows,
+        rows if targets is None else replace(rows, labels=targets),
         speedups.train_collate,
         config.decided.per_device_train_batch_size,
         seed=config.seed if config.data_seed is None else config.data_seed,
@@ -317,21 +259,18 @@ def _interval(value: int | float | None, steps: int) -> int:
     return max(1, int(steps * value)) if 0 < value < 1 else int(value)
 
 
-def log_model(
-    log: Log, config: RunConfig, loaded: LoadedModel, speedups: Speedups, runtime: Runtime, plain: str | None = None
-) -> None:
-    """Print model, precision (`plain` is the reason for float32) and speedups."""
-    count = loaded.parameters
+def log_model(run: LoadedRun, speedups: Speedups, why_float32: str | None) -> None:
+    """Print model, precision and speedups."""
+    config, runtime, log, count = run.config, run.runtime, run.observer.log, run.loaded.parameters
     size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
-    name = config.model_name_or_path or EMBEDDED
-    log(f"Model: {name}, {size} parameters, on {runtime.device}.")
+    log(f"Model: {config.model_name_or_path or EMBEDDED}, {size} parameters, on {runtime.device}.")
     if runtime.precision == "bf16" and config.bf16 is None:
         log("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
-    if plain is not None:
-        log(f"Precision: float32, {plain}; --bf16 for bf16.")
+    if why_float32 is not None:
+        log(f"Precision: float32, {why_float32}; --bf16 for bf16.")
     if config.train_sampling_strategy is None and speedups.best_order(runtime.device) == "random":
         log("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
-    for note in (*loaded.notes, *speedups.notes):
+    for note in (*run.loaded.notes, *speedups.notes):
         log(f"{note[0].upper()}{note[1:]}.")
     if speedups.on:
         log(f"Speedups: {', '.join(speedups.on)}.")
@@ -352,11 +291,11 @@ IDLE_CONFIG = frozenset({"_name_or_path", "transformers_version", "_commit_hash"
 
 
 def make_identity(
-    config: RunConfig, data: RunData, tokenizer: Mapping[str, str], runtime: Runtime, sampling: Sampling
+    config: RunConfig, data: RunData, tokens: RunTokens, runtime: Runtime, sampling: Sampling
 ) -> Identity:
-    """Return the identity of a run whose options are all decided. `tokenizer`: see `tokenizer_content`."""
+    """Return the identity of a run whose options are all decided."""
     options = {name: value for name, value in {**REMOVED_DEFAULTS, **to_dict(config)}.items() if name not in INERT}
-    options |= {**_content(data), **tokenizer}
+    options |= {**_content(data), **_tokenizer_content(tokens.tokenizer, tokens.length)}
     options["eval_steps"] = config.evaluation_steps
     options["bf16"] = runtime.precision == "bf16"
     options["processes"] = runtime.world
@@ -364,7 +303,7 @@ def make_identity(
     return _identity(options, data.bundle, {**package_versions(), "device": runtime.device.type})
 
 
-def tokenizer_content(tokenizer: Any, max_length: int) -> dict[str, str]:
+def _tokenizer_content(tokenizer: Any, max_length: int) -> dict[str, str]:
     """Return what a resume compares of a tokenizer: its behavior, and its file, of which transformers ignores some entries."""
     stored = read_json_object(Path(tokenizer.name_or_path) / TOKENIZER_FILE)
     kept = {name: value for name, value in stored.items() if name not in ("version", "truncation", "padding")}
@@ -405,7 +344,7 @@ def require_same_run(config: RunConfig, run: RunDir) -> None:
     stored = read_manifest(with_identity)
     data = read_run_data(config, {}, lambda what, done, total: None)
     length = read_facts(run.model).max_length or 0
-    tokenizer = tokenizer_content(load_run_tokenizer(config, data.folder), length)
+    tokenizer = _tokenizer_content(load_run_tokenizer(config, data.folder), length)
     given = {**to_dict(config), "eval_steps": config.evaluation_steps}
     given = {name: value for name, value in given.items() if name not in INERT and value not in (None, "auto")}
     options = {**stored.get("config", {}), **given, **_content(data), **tokenizer}

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.config.options import dump_value
+from tunesmith.config.options import dump_config, dump_value
 from tunesmith.data.batches import Collate, TokenRows
 from tunesmith.errors import DataError
 from tunesmith.events import Event, RowsEvaluated, describe_findings
@@ -30,12 +30,11 @@ from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, HeldOut, fit_thresh
 from tunesmith.metrics.evidence import describe_constant, encode_rows, keep_rows, rows_to_keep
 from tunesmith.metrics.table import Score
 from tunesmith.pipeline.prepare import Prepared
-from tunesmith.pipeline.train import Log, RunEnding, RunObserver, ShowProgress
+from tunesmith.pipeline.train import Log, RunEnding, ShowProgress
 from tunesmith.report.build import build_report, write_report
 from tunesmith.report.plots import write_curves
-from tunesmith.runs.folder import RESULTS, RunDir, retire
+from tunesmith.runs.folder import RESULTS, RunDir, describe_environment
 from tunesmith.speedups.apply import apply_speedups
-from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.training.evaluation import Predictions, predict_rows
 
 if TYPE_CHECKING:
@@ -55,8 +54,8 @@ class Evaluation:
     `predictions` has those for the validation split at the last step and at the best one, by step.
     """
 
-    def __init__(self, prepared: Prepared, observer: RunObserver, writer: RunWriter) -> None:
-        self.prepared, self.observer, self.writer = prepared, observer, writer
+    def __init__(self, prepared: Prepared, progress: ShowProgress, writer: RunWriter) -> None:
+        self.prepared, self.progress, self.writer = prepared, progress, writer
         self.predictions: dict[int, Predictions] = {}
         self.splits = {"validation": prepared.rows("validation")}
         sample = prepared.train_sample()
@@ -69,7 +68,7 @@ class Evaluation:
         """Return metrics and number of examples of each split; pass the predictions to the event log."""
         prepared, events = self.prepared, list[Event]()
         found: dict[str, tuple[dict[str, float | None], int]] = {}
-        count = make_counter(self.observer.progress, "evaluating", sum(map(len, self.splits.values())))
+        count = make_counter(self.progress, "evaluating", sum(map(len, self.splits.values())))
 
         def after_batch(rows: int) -> None:
             if state.runtime.world == 1:  # several ranks would have to agree after each batch
@@ -99,44 +98,6 @@ def _predict(prepared: Prepared, rows: TokenRows, collate: Collate, on_batch: Ca
     return predict_rows(
         state.model, rows, collate, prepared.runtime, max_rows=most, objective=state.objective, on_batch=on_batch
     )
-
-
-def finish_run(
-    prepared: Prepared, observer: RunObserver, writer: RunWriter, ending: RunEnding, known: dict[int, Predictions]
-) -> RunResult:
-    """Score the best weights, write the model folder and the results, end the event log, then draw the report.
-
-    `known` are predictions for the validation split by step, which are not computed again.
-    """
-    run, config, state = writer.run, prepared.config, prepared.state
-    best_step = state.progress.step if writer.keep_best else None
-    with writer.best_weights() as best:
-        prepared.speedups.close()
-        if best is not None:
-            load_weights(state.model, best)
-        ending.change(state.model)
-        weights = contiguous(state.model.state_dict())
-        require_finite(weights, state.step)
-        predictions = predict_splits(prepared, observer.progress, known.get(best_step or state.step))
-    prepared = with_ending(run, move_thresholds(prepared, predictions, observer.log), ending)
-    scores = score_splits(prepared, predictions) | ending.scores
-    diagnosis: list[str] = []
-    if prepared.runtime.is_main:
-        assert writer.journal is not None
-        writer.journal.settle()  # raises if the run folder was replaced meanwhile
-        write_results(run, prepared, predictions, scores)
-        card = write_card(prepared, scores, steps=state.step, best_step=best_step)
-        write_model(run, prepared, weights, card, held_out_examples(prepared, predictions))
-        writer.end("early_stopping" if state.step < writer.plan.num_steps else "completed")
-        diagnosis = draw_and_explain(run, writer.stop.run_is_complete) if observer.pages else []
-        writer.stop.run_is_complete()
-        if not observer.pages or (config.save_strategy is None and config.save_total_limit == 1):
-            for folder in (*run.checkpoints(), run.best):
-                if folder.is_dir():
-                    retire(folder)  # a finished run cannot be resumed: model/ has the best weights
-    prepared.runtime.barrier()
-    warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")
-    return RunResult(run, scores, state.step, best_step, tuple(diagnosis), warnings)
 
 
 def predict_splits(
@@ -226,7 +187,7 @@ def with_ending(run: RunDir, prepared: Prepared, ending: RunEnding) -> Prepared:
 
 
 def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predictions], scores: Scores) -> None:
-    """Write metrics.json, data_summary.json and predictions.parquet."""
+    """Write metrics.json and predictions.parquet."""
     table: dict[str, Any] = {s: {name: score.to_json() for name, score in found.items()} for s, found in scores.items()}
     if prepared.settled.baselines:
         table["floors"] = prepared.settled.baselines
@@ -234,6 +195,14 @@ def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predic
     if predictions:
         with replacing(run.predictions_file) as out:
             fill_table(out, ".parquet", _prediction_columns(prepared, predictions))
+
+
+def write_start(run: RunDir, prepared: Prepared) -> None:
+    """Write run.yaml, the environment and data_summary.json."""
+    write_file(run.config_file, dump_config(prepared.config).encode())
+    environment = {"run_id": prepared.identity.run_id, "device": str(prepared.runtime.device), **describe_environment()}
+    write_file(run.environment_file, json.dumps(environment, indent=1).encode())
+    write_data_summary(run, prepared)
 
 
 def write_data_summary(run: RunDir, prepared: Prepared) -> None:

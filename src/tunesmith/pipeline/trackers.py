@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import TrainerControl, TrainerState
@@ -20,61 +20,36 @@ from tunesmith.training.schedule import Plan
 
 log = logging.getLogger(__name__)
 
+PROJECT = "tunesmith"
 LINES_AN_EPOCH = 20
 
 
-@dataclass(frozen=True)
-class TrackerArguments:
-    """The part of `TrainingArguments` that the callbacks read: folder, name and options."""
-
-    options: Mapping[str, Any]
-    output_dir: str
-    project: str
-    run_name: str | None = None
-    load_best_model_at_end: bool = False
-    metric_for_best_model: str | None = None
-    hub_private_repo: bool | None = None
-    trackio_space_id: str | None = None
-    trackio_bucket_id: str | None = None
-    trackio_static_space_id: str | bool | None = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options of the run as plain values."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
-
-    def to_json_string(self) -> str:
-        """Return the options of the run as JSON."""
-        return json.dumps(self.to_dict(), indent=2, default=str)
-
-
-@dataclass
 class Trackers:
     """A listener of events. A tracker that fails is removed with a warning: it never stops the run."""
 
-    names: list[str]
-    arguments: TrackerArguments
-    model: Any
-    every: int
-    """Steps between two log entries."""
-    num_steps: int
-    _state: Any = field(init=False)
-    _control: Any = field(init=False)
-    _callbacks: list[Any] = field(init=False)
-    _losses: list[float] = field(init=False, default_factory=list)
-    _last: StepDone | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        os.environ.setdefault("WANDB_PROJECT", self.arguments.project)
-        os.environ.setdefault("MLFLOW_EXPERIMENT_NAME", self.arguments.project)
-        self._state = TrainerState(max_steps=self.num_steps, is_world_process_zero=True)
+    def __init__(self, names: list[str], config: RunConfig, plan: Plan, model: Any) -> None:
+        os.environ.setdefault("WANDB_PROJECT", PROJECT)
+        os.environ.setdefault("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        known = ("tensorboard", "wandb", "trackio", "mlflow")  # all: those that are installed
+        names = [name for name in known if is_installed(name)] if "all" in names else names
+        every = config.logging_steps
+        if every is None:
+            every = round(float(plan.epoch_ends[0]) / LINES_AN_EPOCH)
+        elif every < 1:
+            every = math.ceil(every * plan.num_steps)
+        self._every = max(1, int(every))
+        self._model, self._arguments = model, tracker_arguments(config)
+        self._state = TrainerState(max_steps=plan.num_steps, is_world_process_zero=True)
         self._control = TrainerControl()
-        self._callbacks = [kind() for kind in get_reporting_integration_callbacks(self.names)]
+        self._callbacks = [kind() for kind in get_reporting_integration_callbacks(names)]
+        self._losses: list[float] = []
+        self._last: StepDone | None = None
 
     def __call__(self, event: Event) -> None:
         """Pass an event to the trackers."""
         if isinstance(event, (RunStarted, Resumed)):
             self._state.global_step = event.step
-            self._tell("on_train_begin", model=self.model)
+            self._tell("on_train_begin", model=self._model)
         elif isinstance(event, StepDone):
             self._take(event)
         elif isinstance(event, Evaluated):
@@ -92,7 +67,7 @@ class Trackers:
         self._last = event
         if event.loss is not None:
             self._losses.append(event.loss)
-        if event.step % self.every == 0:
+        if event.step % self._every == 0:
             self._flush()
 
     def _flush(self) -> None:
@@ -108,10 +83,10 @@ class Trackers:
 
     def _line(self, step: int, epoch: float, numbers: dict[str, float]) -> None:
         self._state.global_step, self._state.epoch = step, epoch
-        self._tell("on_log", logs={**numbers, "epoch": epoch}, model=self.model)
+        self._tell("on_log", logs={**numbers, "epoch": epoch}, model=self._model)
 
     def _close(self) -> None:
-        self._tell("on_train_end", model=self.model)
+        self._tell("on_train_end", model=self._model)
         for callback in self._callbacks:
             # transformers leaves its W&B run open for a later evaluate(); the next run of this process would go into it
             finish = getattr(getattr(callback, "_wandb", None), "finish", None)
@@ -122,7 +97,7 @@ class Trackers:
         for callback in list(self._callbacks):
             call = getattr(callback, event, None)
             if call is not None:
-                self._try(callback, call, self.arguments, self._state, self._control, **extra)
+                self._try(callback, call, self._arguments, self._state, self._control, **extra)
 
     def _try(self, callback: Any, call: Callable[..., Any], *given: Any, **extra: Any) -> None:
         try:
@@ -134,14 +109,19 @@ class Trackers:
             self._callbacks.remove(callback)
 
 
-def make_trackers(names: list[str], config: RunConfig, plan: Plan, model: Any) -> Trackers:
-    """Return a listener for the trackers of report_to; `all` are those that are installed."""
-    known = ("tensorboard", "wandb", "trackio", "mlflow")
-    names = [n for n in known if is_installed(n)] if "all" in names else names
-    arguments = TrackerArguments(to_dict(config), str(config.run_folder), "tunesmith", config.name)
-    every = config.logging_steps
-    if every is None:
-        every = max(1, round(float(plan.epoch_ends[0]) / LINES_AN_EPOCH))
-    elif every < 1:
-        every = max(1, math.ceil(every * plan.num_steps))
-    return Trackers(names, arguments, model, int(every), plan.num_steps)
+def tracker_arguments(config: RunConfig) -> Any:
+    """Return the part of `TrainingArguments` that the callbacks read: folder, name and options."""
+    options = to_dict(config)
+    return SimpleNamespace(
+        output_dir=str(config.run_folder),
+        run_name=config.name,
+        project=PROJECT,
+        load_best_model_at_end=False,
+        metric_for_best_model=None,
+        hub_private_repo=None,
+        trackio_space_id=None,
+        trackio_bucket_id=None,
+        trackio_static_space_id=False,
+        to_dict=lambda: options,
+        to_json_string=lambda: json.dumps(options, indent=2, default=str),
+    )

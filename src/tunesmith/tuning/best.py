@@ -19,15 +19,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from tunesmith.config.load import load_config
+from tunesmith.config.load import load_config, read_duration
 from tunesmith.config.options import RunConfig, dump_config, to_dict
-from tunesmith.config.validate import read_duration
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError
 from tunesmith.events import Event, RunEnded, SafePoint, StepDone
 from tunesmith.files import hash_file, make_folder, write_file
@@ -44,22 +44,13 @@ from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.table import Array, Score, greater_is_better, make_suite
 from tunesmith.models.families import last_linear
 from tunesmith.pipeline.folds import held_out_rows
-from tunesmith.pipeline.inputs import read_run_data
+from tunesmith.pipeline.inputs import NOT_COMPARED, choose_folder, read_run_data, require_usable
 from tunesmith.pipeline.recipe import NAMES, epochs_for
 from tunesmith.pipeline.results import RunResult
-from tunesmith.pipeline.train import (
-    INPUTS,
-    NOT_COMPARED,
-    PAIR_STAGE,
-    RunEnding,
-    RunObserver,
-    choose_folder,
-    finetune,
-    is_finished,
-)
+from tunesmith.pipeline.train import PAIR_STAGE, RunEnding, RunObserver, finetune
 from tunesmith.report.build import diagnose_run
 from tunesmith.runs.event_log import read_journal
-from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, RunLock, read_metrics, require_own_folder, retire
+from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, RunLock, end_of, read_metrics, retire
 from tunesmith.tuning.trials import (
     Clock,
     TimeUp,
@@ -112,17 +103,11 @@ def run_best(config: RunConfig, observer: RunObserver, data: Mapping[str, Any] |
     if config.recipe != "best" or config.time_budget is None:
         raise ConfigError("--recipe best requires --time_budget", fix="Add, for example, --time_budget 20m.")
     budget = read_duration(config.time_budget)
-    options = config.run_folder / BEST_OPTIONS
-    if (
-        options.is_file() and not (config.run_folder / BEST_RESULT).is_file()
-    ):  # unfinished, perhaps with a finished model
-        config = replace(config, output_dir=str(config.run_folder))
-    else:
-        config, note = choose_folder(config, in_memory=tables["train"] is not None)
-        if note is not None:
-            observer.log(note)
-    run = RunDir(config.run_folder)
-    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
+    place = config.run_folder
+    if not (place / BEST_OPTIONS).is_file() or (place / BEST_RESULT).is_file():
+        config = choose_folder(config, observer.log, in_memory=tables["train"] is not None)
+    # else it is unfinished, perhaps with a finished model
+    run = require_usable(config)
     search = BestSearch(replace(config, output_dir=str(run.path)), tables, observer)
     options = run.path / BEST_OPTIONS
     make_folder(run.path)
@@ -328,7 +313,7 @@ class BestSearch:
         self._require_same_inputs()
         began, run = time.monotonic(), RunDir(self.path(variant, fold))
         try:
-            if not is_finished(run):
+            if end_of(run) is None:
                 observer = self._watch(variant, fold)
                 finetune(self._trial_config(variant, run, fold), observer=observer, use_test=False, **self.tables)
             metric, score = trial_score(run)
@@ -496,7 +481,7 @@ class BestSearch:
 
     def train_final(self, run: RunDir, choice: Choice | None) -> BestRun:
         """Train the chosen variant on all examples in the run folder, and write best.json."""
-        clock, complete = self.clock, is_finished(run)
+        clock, complete = self.clock, end_of(run) is not None
         clock.reserve = 0.0
         if clock.left() <= 0 and not run.checkpoints() and not complete:
             raise ConfigError(
@@ -657,7 +642,7 @@ class Choice:
         """Return the end of the final run: the head is scaled by the temperature, thresholds are set, reasons are stored."""
         moved = None if self.thresholds is None else self.thresholds.thresholds
         scale = self.applied_temperature
-        change = RunEnding.change if self.temperature is None else lambda model: scale_head(model, scale)
+        change = None if self.temperature is None else partial(scale_head, temperature=scale)
         return RunEnding(change=change, thresholds=moved, lines=tuple(self._lines()), scores={SPLIT: self.final})
 
     def _lines(self) -> Iterator[str]:

@@ -19,16 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.config.load import convert, raise_problems, suggest
+from tunesmith.config.load import convert, raise_problems, read_duration, suggest
 from tunesmith.config.options import RunConfig, list_options, to_dict
-from tunesmith.config.validate import read_duration
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError, ResourceError
 from tunesmith.events import Evaluated, Event, RunStarted
 from tunesmith.files import make_folder, open_in_place, user_files, write_file
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.train import RunObserver, finetune, is_finished
+from tunesmith.pipeline.train import RunObserver, finetune
 from tunesmith.report.compare import compare_runs
-from tunesmith.runs.folder import SEARCH_RESULT, RunDir, RunLock, locked, read_holder, retire, trial_folder
+from tunesmith.runs.folder import SEARCH_RESULT, RunDir, RunLock, end_of, locked, read_holder, retire, trial_folder
 from tunesmith.tuning.trials import (
     Clock,
     TimeUp,
@@ -155,7 +154,7 @@ def search_options(config: RunConfig, plan: SearchPlan, observer: RunObserver) -
     """Run trials until all are done or the time is up. The same command resumes the search, or joins it from another process."""
     if config.recipe == "best":
         raise ConfigError("search doesn't support --recipe best", fix="Remove --recipe: the first trial uses auto.")
-    if config.seeds > 1 or (config.folds is not None and config.fold is None):
+    if config.trains_several:
         raise ConfigError(
             "search doesn't support --folds and --seeds", fix="Pass the best values to `tunesmith train`."
         )
@@ -228,7 +227,7 @@ def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Cl
         options |= {"eval_strategy": "steps", "eval_steps": 0.25}
     quiet = RunObserver(progress=clock.beat, listeners=[clock.beat, report], pages=False)
     try:
-        if not is_finished(run):
+        if end_of(run) is None:
             finetune(replace(config, **options, **claimed.options), observer=quiet, use_test=False)
         metric, value = trial_score(run)
         store.tell(claimed, "complete", value)

@@ -14,7 +14,7 @@ import pytest
 from patience import patient
 from tunesmith.cli.main import list_verbs, load_verb, main, make_parser
 from tunesmith.cli.parser import Parser
-from tunesmith.config.load import IGNORED, REFUSED, RENAMED
+from tunesmith.config.load import REMOVED, RENAMED
 from tunesmith.config.options import Recipe, RunConfig, list_options
 
 OLD_NAMES = [
@@ -45,9 +45,10 @@ HEAVY = ("torch", "transformers", "datasets", "accelerate", "numpy", "pyarrow", 
 
 
 def test_every_old_name_is_accepted() -> None:
-    assert [name for name in OLD_NAMES if name not in {*RENAMED, *IGNORED}] == []
+    assert [name for name in OLD_NAMES if name not in {*RENAMED, *REMOVED}] == []
+    assert not any(REMOVED[name].refused for name in OLD_NAMES if name in REMOVED)
     assert set(RENAMED.values()) <= list_options().keys()
-    assert not list_options().keys() & {*RENAMED, *IGNORED, *REFUSED}
+    assert not list_options().keys() & {*RENAMED, *REMOVED}
 
 
 def test_defaults_match_transformers_except_recipe_options() -> None:

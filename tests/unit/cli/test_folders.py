@@ -17,7 +17,7 @@ from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.events import Note, StepDone
-from tunesmith.pipeline.train import free_folder
+from tunesmith.pipeline.inputs import free_folder
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
 

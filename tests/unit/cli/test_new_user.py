@@ -42,7 +42,7 @@ def tunesmith(home: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tu
 def test_two_commands_train_and_predict_string_labels(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = tunesmith(home, capsys, "train", "--train_file", "comments.csv", "--model_name_or_path", "tiny")
     assert code == 0, err
-    assert "Text: column 'comment'" in err
+    assert "text 'comment'" in err
     assert "No validation data: 8 of 80 train rows held out" in err
     assert re.search(r"accuracy +\d\.\d{4} \[\d\.\d+, \d\.\d+\] n=8", out)
     assert "tunesmith predict runs/comments-tiny --input new.csv" in out

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.config.load import convert, load_config, read_entries, read_top_level
+from tunesmith.config.load import convert, find_problems, load_config, read_entries, read_top_level
 from tunesmith.config.options import RunConfig, dump_config, dump_value
-from tunesmith.config.validate import find_problems
 from tunesmith.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
-from tunesmith.pipeline.train import is_finished
+from tunesmith.runs.folder import end_of
 
 
 def three(count: int = 60) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def test_file_trains_a_model_that_transformers_loads(case: str, train: Any, tmp_
         assert path.stat().st_size > 0, path
     assert run.checkpoints() == []
     assert not run.best.exists(), "a finished run needs only its model"
-    assert is_finished(run)
+    assert end_of(run) is not None
     summary = json.loads(run.data_summary_file.read_text())
     assert (summary["task"], tuple(summary["labels"]), tuple(summary["columns"]["text"])) == (task, names, text)
     assert any(note.startswith("No validation data: ") for note in said)

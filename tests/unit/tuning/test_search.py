@@ -19,8 +19,7 @@ import pytest
 from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
-from tunesmith.config.load import load_config
-from tunesmith.config.validate import read_duration
+from tunesmith.config.load import load_config, read_duration
 from tunesmith.errors import ConfigError
 from tunesmith.runs.event_log import read_journal
 from tunesmith.tuning import trials
