@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, TextIO
 
 from tunesmith.cli.main import drop
@@ -30,7 +29,7 @@ SLOW_SECONDS = 2.0
 """Without bars, only work that takes longer is reported."""
 LINE_SECONDS = 10.0
 """Without bars, minimum time between two lines about progress."""
-MAX_EVALUATIONS = 12
+MAX_EVALUATIONS = 8
 """Evaluations to print; the report contains all of them."""
 
 _BAR = "{desc} {percentage:3.0f}% |{bar}| "
@@ -139,17 +138,6 @@ class Console:
         )
         left = "" if over or not done else f", {format_duration(spent * (total - done) / done)} left"
         self._write(f"{what}: {count} in {format_duration(spent)}{left}")
-
-    def counter(self, what: str, total: int) -> Callable[[int], None]:
-        """Return a function to call with the number of rows of each finished batch."""
-        done = 0
-
-        def count(rows: int) -> None:
-            nonlocal done
-            done += rows
-            self.progress(what, min(done, total), total)
-
-        return count
 
     def on(self, event: Event) -> None:
         """Show an event."""

@@ -201,7 +201,7 @@ def print_scores(result: RunResult) -> None:
     if result.warnings and result.scores:
         count = len(result.warnings)
         plural = "s" if count > 1 else ""
-        print(f"\nbefore you trust these scores: see the {count} data warning{plural} above and in report.html")
+        print(f"before you trust these scores: see the {count} data warning{plural} above and in report.html")
     if result.best_step is not None:
         print(f"kept the weights of step {result.best_step} of {result.steps} (best validation score)")
     else:

@@ -425,7 +425,10 @@ def convert(value: Any, hint: Any) -> Any:
             ):  # not this type; another member of the union may fit
                 return _convert_one(value, kind)
     shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
-    raise ValueError(f"expected {describe(hint)}, got {shown}{_how_to_write(value, kinds)}")
+    choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    hint_text = did_you_mean(value, choices) if isinstance(value, str) else None
+    advice = f". {hint_text}" if hint_text else _how_to_write(value, kinds)
+    raise ValueError(f"expected {describe(hint)}, got {shown}{advice}")
 
 
 def describe(hint: Any) -> str:
@@ -563,6 +566,8 @@ DATA_SOURCES = ("train_file", "task_name", "dataset_name")
 """Options that name the training data; a run has exactly one of them."""
 
 
+LABEL_SEPARATORS = ("comma", "semicolon", "pipe", "slash", "space", "tab", "json", "none")
+
 Problem = tuple[str, str, str]
 """The option to change, what is wrong with it, and what to do."""
 
@@ -687,6 +692,10 @@ def _check_columns(config: RunConfig) -> Iterator[Problem]:
         yield "label_names", "a name is empty", "Name each label"
     if config.delimiter is not None and len(config.delimiter) != 1:
         yield "delimiter", f"{config.delimiter!r} is not one character", "Use one, or comma, tab, semicolon, pipe"
+    separator = config.label_separator
+    if separator not in (None, *LABEL_SEPARATORS) and any(char.isalnum() for char in separator or ""):
+        fix = did_you_mean(separator or "", LABEL_SEPARATORS) or f"Use a character, or {', '.join(LABEL_SEPARATORS)}"
+        yield "label_separator", f"{separator!r} is not a separator", fix
     yield from _check_encoding(config)
     yield from _check_class_weights(config)
 

@@ -17,14 +17,13 @@ import numpy.typing as npt
 
 from tunesmith.config.options import RunConfig
 from tunesmith.events import Evaluated, Event, Saved, StepDone
-from tunesmith.pipeline.inputs import RunData
+from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.pipeline.train import PAIR_STAGE, RunEnding, RunObserver, prepare, train_run
 from tunesmith.runs.folder import RunDir, RunLock
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.prepare import Prepared
 
-SHORT_RUN = 0.2
 WARM_STEPS, TIMED_STEPS = 3, 10
 GPU_WARM_STEPS, GPU_STEPS = 32, 96
 """The first steps are slower (kernels are compiled) and not timed."""
@@ -53,31 +52,26 @@ class Forecast:
         begin = self.start_seconds + self.once_seconds
         return begin + self.step_seconds + self.evaluation_seconds + self.finish_seconds
 
-    @property
-    def is_short(self) -> bool:
-        """Return whether start-up takes a large part of the time. A second start is faster thanks to caches."""
-        return self.start_seconds + self.once_seconds > SHORT_RUN * self.seconds
-
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict that includes the total."""
         return {**asdict(self), "seconds": self.seconds}
 
 
-def measure_run(config: RunConfig, data: RunData, observer: RunObserver, begun: float) -> Forecast:
-    """Train a small part of the run and scale the times to all of it. `begun`: time.time() when the process started."""
-    from tunesmith.pipeline.prepare import start_runtime
-
-    warmup: list[tuple[int, int, float]] = []
+def measure_run(config: RunConfig) -> Forecast:
+    """Train a small part of the run and scale the times to all of it."""
+    began, warmup = time.monotonic(), list[tuple[int, int, float]]()
 
     def progress(what: str, done: int, total: int) -> None:
-        observer.progress(what, done, total)
         if what == PAIR_STAGE:
             warmup.append((done, total, time.monotonic()))
 
+    data = read_run_data(config, {}, progress)
+    from tunesmith.pipeline.prepare import start_runtime  # torch, after the data was read
+
     with tempfile.TemporaryDirectory(prefix="tunesmith-plan-") as folder:
-        limited = replace(observer, progress=progress, start_steps=PAIR_STEPS)
-        prepared = prepare(config, start_runtime(config), lambda: data, limited)
-        start = time.time() - begun + _rest_of_warmup(warmup)
+        observer = RunObserver(progress=progress, start_steps=PAIR_STEPS)
+        prepared = prepare(config, start_runtime(config), lambda: data, observer)
+        start = time.monotonic() - began + _rest_of_warmup(warmup)
         plan = prepared.plan
         every = range(1, plan.num_steps + 1)
         evaluations = sum(map(plan.evaluate.due, every))
@@ -87,7 +81,7 @@ def measure_run(config: RunConfig, data: RunData, observer: RunObserver, begun: 
         run = RunDir(short.config.run_folder)
         with RunLock(run.lock_file):
             at = time.monotonic()
-            train_run(run, short, replace(observer, listeners=[events.append]), RunEnding())
+            train_run(run, short, RunObserver(listeners=[events.append]), RunEnding())
             spent = time.monotonic() - at
         steps = [event.seconds for event in events if isinstance(event, StepDone)]
         evaluated = [e.seconds for e in events if isinstance(e, Evaluated) and e.split == "validation"] or [0.0]

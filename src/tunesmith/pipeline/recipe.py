@@ -155,7 +155,7 @@ def _report(run: LoadedRun, found: Settled) -> None:
         length = "" if found.config.max_steps > 0 else f"{chosen.num_train_epochs:g} epochs, "
         run.observer.log(
             f"Decided: learning rate {chosen.learning_rate:g}, {length}batch size {chosen.per_device_train_batch_size}, "
-            f"{chosen.pooling} pooling (-v shows the reasons)."
+            f"{chosen.pooling} pooling (reasons: -v)."
         )
     if found.baselines:
         split, by_name = list(found.baselines.items())[-1]  # the test set, if there is one

@@ -30,7 +30,7 @@ from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, HeldOut, fit_thresh
 from tunesmith.metrics.evidence import describe_constant, encode_rows, keep_rows, rows_to_keep
 from tunesmith.metrics.table import Score
 from tunesmith.pipeline.prepare import Prepared
-from tunesmith.pipeline.train import Log, RunEnding, ShowProgress
+from tunesmith.pipeline.train import Log, RunEnding, ShowProgress, make_counter
 from tunesmith.report.build import build_report, write_report
 from tunesmith.report.plots import write_curves
 from tunesmith.runs.folder import RESULTS, RunDir, describe_environment
@@ -127,18 +127,6 @@ def predict_splits(
         )
     speedups.close()
     return found
-
-
-def make_counter(progress: ShowProgress, what: str, total: int) -> Callable[[int], None]:
-    """Return a function to be called with the number of examples of each batch."""
-    done = 0
-
-    def count(rows: int) -> None:
-        nonlocal done
-        done += rows
-        progress(what, min(done, total), total)
-
-    return count
 
 
 def score_splits(prepared: Prepared, predictions: dict[str, Predictions]) -> Scores:

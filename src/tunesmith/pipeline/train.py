@@ -47,6 +47,18 @@ PAIR_STAGE = "pair warm-up"
 """Name of the pair warm-up in progress bars."""
 
 
+def make_counter(progress: ShowProgress, what: str, total: int) -> Callable[[int], None]:
+    """Return a function to be called with the number of examples of each batch."""
+    done = 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(what, min(done, total), total)
+
+    return count
+
+
 @dataclass
 class RunObserver:
     """Receives the messages and events of a run. `plan` is called with (total steps, steps per epoch) before the first event.

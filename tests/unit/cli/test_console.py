@@ -145,8 +145,8 @@ def test_lines_without_bars_are_ten_seconds_apart(monkeypatch: pytest.MonkeyPatc
     assert [line.split()[1] for line in lines_of(stream)] == ["40/200", "80/200", "120/200", "160/200", "200/200"]
 
 
-def test_at_most_twelve_evaluations_are_printed() -> None:
-    for verbose, lines in ((False, 10), (True, 30)):
+def test_at_most_eight_evaluations_are_printed() -> None:
+    for verbose, lines in ((False, 8), (True, 30)):
         stream = io.StringIO()
         console = Console(stream=stream, bars=True, verbose=verbose)
         console.plan(300, 10.0)
