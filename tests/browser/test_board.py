@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import re
 import signal
 import subprocess
 import sys
@@ -276,19 +275,3 @@ def test_open_page_survives_board_restart(
     finally:
         assert again.stop() in (-signal.SIGTERM, 143)
     assert load_token(tmp_path / "state" / "tunesmith" / "board-token") in board.address
-
-
-def test_pages_fit_on_a_phone(
-    browser: Browser, board: BoardProcess, tmp_path: Path, synthetic: SimpleNamespace
-) -> None:
-    events = synthetic.make_run([0.5, 0.3, 0.15], [0.45, 0.40, 0.46], accuracy=[0.78, 0.85, 0.86], steps_per_epoch=30)
-    for name in ("a", "b" * 60):
-        synthetic.make_folder(tmp_path / "runs" / name, events, hostile=name == "a")
-    browser.open_fresh(board.address)
-    browser.look(width=360, height=780)
-    for page in ("/", "/runs/a", f"/runs/{'b' * 60}", f"/compare?run=a&run={'b' * 60}"):
-        browser.open(board.own + page)
-        time.sleep(0.5)
-        assert browser.run("document.documentElement.scrollWidth") <= 360, page
-    quiet(browser, board)
-    assert not re.search(r"https?://(?!127\.0\.0\.1)", " ".join(browser.requests))

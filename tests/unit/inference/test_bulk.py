@@ -139,14 +139,6 @@ def test_bulk_leftovers_and_damaged_lists_do_not_stop_a_resume(
     assert contents(output) == contents(unbroken)
 
 
-def test_text_files_are_split_into_parts_of_fixed_size(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "PART_ROWS", 25)
-    [file] = find_inputs(str(data / "b.csv"))
-    runs = [load() for _, load in parts_of(file)]
-    assert [len(run["id"]) for run in runs] == [25, 25, 10]
-    assert [int(i) for run in runs for i in run["id"]] == list(range(60, 120))
-
-
 def test_large_row_groups_are_split_into_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "PART_ROWS", 25)
     pq.write_table(pa.Table.from_pylist(ROWS[:60]), tmp_path / "a.parquet", row_group_size=40)
@@ -162,8 +154,6 @@ def test_bulk_refuses_empty_texts_and_folders_with_other_files(model: Path, tmp_
     predictor = Predictor.load(model, use_cpu=True)
     job = BulkJob(find_inputs(str(file)), tmp_path / "out", ("text",), None, {})
     job.output.mkdir()
-    for stray in (".DS_Store", "Thumbs.db", "desktop.ini"):  # ignored
-        (job.output / stray).touch()
     with pytest.raises(DataError, match=r"x-00000\.jsonl, row 2: column 'text' is empty"):
         run_job(job, predictor)
     with pytest.raises(DataError, match="contains other files"):

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from starlette.exceptions import HTTPException
 
 from served_model import make_run
 from tunesmith.errors import ConfigError
@@ -24,34 +23,9 @@ from tunesmith.inference.service import (
     PredictionService,
     Texts,
     load_on_cpu,
-    parse_texts,
 )
 from tunesmith.inference.tables import Prediction
 from tunesmith.runs.folder import RunDir
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        [],
-        {},
-        {"texts": "a"},
-        {"texts": ["a"], "top_k": 0},
-        {"texts": ["a"], "top_k": True},
-        {"texts": ["a"], "top_k": 1.5},
-        {"texts": ["a"], "top_k": float("inf")},
-        {"texts": ["a"], "other": 1},
-        {"text": 3},
-        {"text": ""},
-        {"texts": ["a", " \n"]},
-        {"texts": ["a"], "pairs": [""]},
-        {"inputs": "a"},
-    ],
-)
-def test_invalid_predict_bodies_are_refused(body: Any) -> None:
-    with pytest.raises(HTTPException) as refused:
-        parse_texts(body)
-    assert refused.value.status_code == 422
 
 
 def test_scores_are_sorted_and_limited_to_top_k(service: Any) -> None:
