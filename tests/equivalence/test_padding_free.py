@@ -25,10 +25,9 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from sampling import crossed
-from tunesmith.errors import ConfigError
 from tunesmith.models.families import why_not
 from tunesmith.speedups import packing
-from tunesmith.speedups.packing import PaddingFree, enable_first_token_only, enable_padding_free, pack
+from tunesmith.speedups.packing import FirstTokenOnly, PaddingFree, pack, why_not_first_token
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "one token": (1,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 
@@ -38,12 +37,16 @@ def packed(rows: dict[str, list[np.ndarray]], strategy: PaddingFree, **options: 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_packed_loss_logits_and_gradients_match_padded(kind: str, shape: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "first_only"), [*((kind, False) for kind in FAMILIES), *((kind, True) for kind in CUT_FAMILIES)]
+)
+def test_packed_loss_logits_and_gradients_match_padded(kind: str, first_only: bool, shape: str) -> None:
     model = make_model(kind)
     rows, labels = make_rows(SHAPES[shape], pad=PAD.get(kind, 0)), make_labels(len(SHAPES[shape]))
     loss, logits, plain = gradients(model, pad_rows(rows, kind=kind), labels)
-    strategy = enable_padding_free(model)
+    strategy = PaddingFree(model)
+    if first_only:
+        FirstTokenOnly(model)
     ours_loss, ours_logits, ours = gradients(model, packed(rows, strategy), labels)
     assert abs(loss - ours_loss) < 1e-6
     assert torch.allclose(logits, ours_logits, atol=2e-6)
@@ -56,9 +59,9 @@ def test_batch_filled_up_to_a_bucket_changes_nothing(kind: str, first_only: bool
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
-    strategy = enable_padding_free(model)
+    strategy = PaddingFree(model)
     if first_only:
-        enable_first_token_only(model)
+        FirstTokenOnly(model)
     for total in (sum(RAGGED) + 1, 64, 77):
         batch = packed(rows, strategy, total=total, longest=30)
         assert batch["input_ids"].shape == (1, total)
@@ -69,32 +72,19 @@ def test_batch_filled_up_to_a_bucket_changes_nothing(kind: str, first_only: bool
 
 
 @pytest.mark.parametrize("first_only", [False, True])
-@pytest.mark.parametrize("kind", RELATIVE)
-def test_attention_by_distance_with_fixed_shapes_is_equal(
+@pytest.mark.parametrize("kind", ["bert", *RELATIVE])
+def test_attention_for_other_devices_equals_plain_step(
     kind: str, first_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "GROUPED", ())
+    monkeypatch.setattr(packing, "attend_on_cpu", packing.attend_by_padding)
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
-    strategy = enable_padding_free(model)
+    strategy = PaddingFree(model)
     if first_only:
-        enable_first_token_only(model)
+        FirstTokenOnly(model)
     ours_loss, _, ours = gradients(model, packed(rows, strategy, total=64, longest=30), labels)
-    assert abs(loss - ours_loss) < 1e-6
-    assert largest_difference(plain, ours) < 1e-5
-
-
-@pytest.mark.parametrize("first_only", [False, True])
-def test_attention_for_other_devices_equals_plain_step(first_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "attend_on_cpu", packing.attend_by_padding)
-    model = make_model("bert")
-    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
-    loss, _, plain = gradients(model, pad_rows(rows, kind="bert"), labels)
-    strategy = enable_padding_free(model)
-    if first_only:
-        enable_first_token_only(model)
-    ours_loss, _, ours = gradients(model, packed(rows, strategy, total=60, longest=20), labels)
     assert abs(loss - ours_loss) < 1e-6
     assert largest_difference(plain, ours) < 1e-5
 
@@ -122,9 +112,9 @@ def test_weights_after_many_steps_equal_plain_training(
 ) -> None:
     plain = make_model(kind).to(dtype)
     ours = copy.deepcopy(plain)
-    strategy = enable_padding_free(ours)
+    strategy = PaddingFree(ours)
     if kind in CUT_FAMILIES:
-        enable_first_token_only(ours)
+        FirstTokenOnly(ours)
     lengths = np.random.default_rng(3).integers(1, 20, (steps, 6))
     rows = [make_rows(n, seed=i, pad=PAD.get(kind, 0)) for i, n in enumerate(lengths)]
     labels = [make_labels(6, seed=i) for i in range(steps)]
@@ -146,7 +136,7 @@ def test_mean_loss_with_dropout_matches_over_many_seeds() -> None:
             return torch.stack([model(**batch, labels=labels).loss for _ in range(400)]).double()
 
     plain = losses(pad_rows(rows, kind="bert"))
-    strategy = enable_padding_free(model)
+    strategy = PaddingFree(model)
     ours = losses(packed(rows, strategy))
     error = float((plain.var() / 400 + ours.var() / 400).sqrt())
     assert abs(float(plain.mean() - ours.mean())) < 4 * error
@@ -160,7 +150,7 @@ def test_deberta_loss_without_problem_type_matches_when_packed() -> None:
     model.config.problem_type = None
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind="deberta-v2"), labels)
-    batch = packed(rows, enable_padding_free(model))
+    batch = packed(rows, PaddingFree(model))
     ours_loss, _, ours = gradients(model, batch, labels)
     assert abs(loss - ours_loss) < 1e-6
     assert largest_difference(plain, ours) < 1e-5
@@ -171,7 +161,7 @@ def test_deberta_loss_without_problem_type_matches_when_packed() -> None:
 def test_gradients_after_same_length_prediction_are_correct(kind: str) -> None:
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
-    batch = packed(rows, enable_padding_free(model))
+    batch = packed(rows, PaddingFree(model))
     with torch.inference_mode():
         before = model(**batch).logits
     assert torch.allclose(gradients(model, batch, labels)[1], before, atol=1e-6)
@@ -182,7 +172,7 @@ def test_padded_batches_work_and_disable_restores_model() -> None:
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     before = model.config._attn_implementation
     loss, _, plain = gradients(model, pad_rows(rows, kind="bert"), labels)
-    strategy = enable_padding_free(model)
+    strategy = PaddingFree(model)
     ours_loss, _, ours = gradients(model, pad_rows(rows, kind="bert"), labels)
     assert abs(loss - ours_loss) < 1e-6
     assert largest_difference(plain, ours) < 1e-6
@@ -197,8 +187,8 @@ def test_gradient_checkpointing_repeats_the_same_dropout() -> None:
     found = []
     for checkpointing in (False, True):
         model = make_model("bert", dropout=0.3)
-        strategy = enable_padding_free(model)
-        enable_first_token_only(model)
+        strategy = PaddingFree(model)
+        FirstTokenOnly(model)
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         torch.manual_seed(5)
@@ -206,11 +196,45 @@ def test_gradient_checkpointing_repeats_the_same_dropout() -> None:
     assert largest_difference(*found) < 1e-6
 
 
-def test_unsupported_model_raises_with_the_reason() -> None:
+def test_unsupported_models_report_the_reason() -> None:
     import transformers
 
     config = transformers.AutoConfig.for_model("xlnet", vocab_size=20, d_model=8, n_layer=1, n_head=2, d_inner=8)
     model = transformers.AutoModelForSequenceClassification.from_config(config)
     assert "no description of its parts is known" in str(why_not(model))
-    with pytest.raises(ConfigError, match=r"padding-free is not possible: .*Train it padded"):
-        enable_padding_free(model)
+    assert "share" in str(why_not_first_token(make_model("albert")))
+
+
+def test_last_feed_forward_computes_only_first_tokens() -> None:
+    model = make_model("bert", layers=3)
+    seen: dict[int, tuple[int, ...]] = {}
+    strategy = PaddingFree(model)
+    FirstTokenOnly(model)
+    for number, layer in enumerate(model.bert.encoder.layer):
+        layer.intermediate.register_forward_hook(lambda m, a, o, n=number: seen.__setitem__(n, tuple(o.shape[:2])))
+    model(**packed(make_rows(RAGGED), strategy))
+    assert seen == {0: (1, sum(RAGGED)), 1: (1, sum(RAGGED)), 2: (1, len(RAGGED))}
+
+
+@pytest.mark.parametrize("kind", CUT_FAMILIES)
+def test_padded_call_by_user_returns_all_tokens(kind: str) -> None:
+    model = make_model(kind).eval()
+    batch = pad_rows(make_rows(RAGGED, pad=PAD.get(kind, 0)), kind=kind)
+    with torch.no_grad():
+        plain = model.base_model(**batch).last_hidden_state
+        PaddingFree(model)
+        FirstTokenOnly(model)
+        found = model.base_model(**batch).last_hidden_state
+    real = batch["attention_mask"].bool()
+    assert found.shape == plain.shape
+    assert torch.allclose(found[real], plain[real], atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["packing first", "cut first"])
+def test_strategies_can_be_removed_in_any_order(order: str) -> None:
+    model = make_model("bert")
+    before = model.config._attn_implementation
+    speedups = [PaddingFree(model), FirstTokenOnly(model)]
+    for strategy in speedups if order == "packing first" else reversed(speedups):
+        strategy.disable()
+    assert model.config._attn_implementation == before

@@ -13,8 +13,8 @@ from torch import nn
 
 from equivalence.strategy_cases import PAD, VOCABULARY, largest_difference, make_labels, make_model, make_rows, pad_rows
 from sampling import crossed
-from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.speedups.packing import enable_first_token_only, enable_padding_free, pack
+from tunesmith.errors import CheckpointError
+from tunesmith.speedups.packing import FirstTokenOnly, PaddingFree, pack
 from tunesmith.speedups.vocabulary import RestrictedVocabulary, why_not_restricted
 
 STEPS = 100
@@ -81,10 +81,10 @@ def test_weights_after_a_whole_run_equal_full_adamw(
     start = plain.get_input_embeddings().weight.detach().clone()
     train(plain, lambda r: pad_rows(r, kind=kind), rows, labels, rate=rate, cut=None, steps=range(STEPS))
 
-    cut = RestrictedVocabulary.apply(ours, used)
+    cut = RestrictedVocabulary(ours, used)
     if everything:
-        strategy = enable_padding_free(ours)
-        enable_first_token_only(ours)
+        strategy = PaddingFree(ours)
+        FirstTokenOnly(ours)
 
         def collate(r: Any) -> Any:
             return pack(r, first_position=strategy.first_position, keys=strategy.keys)
@@ -111,7 +111,7 @@ def test_whole_accepts_ids_that_training_never_used(tmp_path: Path) -> None:
     model = make_model("bert").eval()
     batch = pad_rows(make_rows((5, 9, 3), seed=7), kind="bert")
     expected = model(**batch).logits
-    cut = RestrictedVocabulary.apply(model, np.array([4, 4, 9, 2]))
+    cut = RestrictedVocabulary(model, np.array([4, 4, 9, 2]))
     assert model.get_input_embeddings().weight.shape[0] == 4
     with cut.whole():
         assert torch.equal(model(**batch).logits, expected)
@@ -126,7 +126,7 @@ def test_resumed_run_is_bit_identical() -> None:
 
     def start() -> tuple[nn.Module, RestrictedVocabulary]:
         model = make_model("bert")
-        return model, RestrictedVocabulary.apply(model, used)
+        return model, RestrictedVocabulary(model, used)
 
     def collate(r: Any) -> Any:
         return pad_rows(r, kind="bert")
@@ -144,15 +144,15 @@ def test_resumed_run_is_bit_identical() -> None:
 
 
 def test_state_of_different_vocabulary_raises() -> None:
-    cut = RestrictedVocabulary.apply(make_model("bert"), np.array([3, 4]))
-    other = RestrictedVocabulary.apply(make_model("bert"), np.array([3, 5]))
+    cut = RestrictedVocabulary(make_model("bert"), np.array([3, 4]))
+    other = RestrictedVocabulary(make_model("bert"), np.array([3, 5]))
     with pytest.raises(CheckpointError, match="training data of the run"):
         cut.load_state_dict(other.state_dict())
 
 
 def test_padding_keeps_its_row_and_gets_no_gradient() -> None:
     model = make_model("bert")
-    cut = RestrictedVocabulary.apply(model, np.array([5, 9]))
+    cut = RestrictedVocabulary(model, np.array([5, 9]))
     embedding = model.get_input_embeddings()
     assert cut.ids.tolist() == [0, 5, 9]
     assert embedding.padding_idx == 0
@@ -164,18 +164,16 @@ def test_padding_keeps_its_row_and_gets_no_gradient() -> None:
         embedding(torch.tensor([7]))
 
 
-def test_tied_embedding_raises() -> None:
+def test_tied_embedding_is_trained_as_a_whole() -> None:
     model = make_model("bert")
     model.decoder = nn.Linear(32, VOCABULARY, bias=False)
     model.decoder.weight = model.get_input_embeddings().weight
     assert "tied" in str(why_not_restricted(model))
-    with pytest.raises(ConfigError, match="Train the whole embedding table"):
-        RestrictedVocabulary.apply(model, np.array([1]))
 
 
 def test_memory_read_by_captured_steps_stays_in_place() -> None:
     model = make_model("bert")
-    cut = RestrictedVocabulary.apply(model, np.arange(20))
+    cut = RestrictedVocabulary(model, np.arange(20))
     table = model.get_input_embeddings()
     places = [(table.rows_of.data_ptr(), table.weight.data_ptr(), cut.kept.data_ptr())]
     with cut.whole():

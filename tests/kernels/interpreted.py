@@ -26,12 +26,12 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
-from tunesmith.speedups import fused, fused_ops
+from tunesmith.speedups import fused_layers, fused_ops
 from tunesmith.speedups.fused_ops import attend_by_distance
 from tunesmith.speedups.kernels import attention as attention_kernels
 from tunesmith.speedups.kernels import layers as triton_kernels
 from tunesmith.speedups.kernels.adamw import OneKernelAdamW
-from tunesmith.speedups.packing import Layout, enable_padding_free, pack
+from tunesmith.speedups.packing import Layout, PaddingFree, pack
 
 SEEDS = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(5))
 
@@ -269,10 +269,10 @@ def check_distances_in_layers(kind: str) -> None:
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
-    strategy = enable_padding_free(model)
-    fused.FusedLayers(model, torch.float32, first_token_only=True)
+    strategy = PaddingFree(model)
+    fused_layers.FusedLayers(model, torch.float32, first_token_only=True)
     used: list[bool] = []
-    fused.attends_fused = lambda *_: used.append(True) or True  # type: ignore[func-returns-value]
+    fused_layers.attends_fused = lambda *_: used.append(True) or True  # type: ignore[func-returns-value]
     batch = pack(rows, first_position=strategy.first_position, keys=strategy.keys, total=64, longest=32)
     ours_loss, _, ours = gradients(model, batch, labels)
     say(f"{kind} in layers, not used", float(not used), 0.5)
@@ -415,7 +415,7 @@ def check_rotation() -> None:
 
 
 def by_kernels() -> dict[str, Callable[..., Any]]:
-    """Replace the CPU functions of fused.py with the kernels that a GPU runs."""
+    """Replace the CPU functions of fused_layers.py with the kernels that a GPU runs."""
 
     def sum_norm(h: Any, residual: Any, norm: Any, *, drop: float, seeds: Any, call: int, last: bool) -> Any:
         given = (h, residual, norm.weight, norm.bias, norm.eps, drop, seeds, call, residual.dtype if last else h.dtype)
@@ -441,10 +441,10 @@ def check_layers() -> None:
     model = make_model("modernbert-mean")
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind="modernbert-mean"), labels)
-    strategy = enable_padding_free(model)
-    fused.fuse_layers(model, torch.float32, first_token_only=False)
+    strategy = PaddingFree(model)
+    fused_layers.fuse_layers(model, torch.float32, first_token_only=False)
     for name, function in by_kernels().items():
-        setattr(fused, name, function)
+        setattr(fused_layers, name, function)
     batch = pack(rows, first_position=strategy.first_position, keys=strategy.keys, total=64, longest=32)
     ours_loss, _, ours = gradients(model, batch, labels)
     say("layers of modernbert, loss", apart(ours_loss, loss), 1e-6)

@@ -27,10 +27,10 @@ from tunesmith.speedups.cuda_graphs import StepGraphs, bucketed, is_too_wide, wh
 from tunesmith.speedups.determinism import DeterministicEmbeddings
 from tunesmith.speedups.packing import (
     FILLER,
+    FirstTokenOnly,
     Packing,
+    PaddingFree,
     collated,
-    enable_first_token_only,
-    enable_padding_free,
     is_packed,
     why_not_first_token,
 )
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from tunesmith.data.batches import Sampling, Window
     from tunesmith.speedups.cuda_graphs import Body
-    from tunesmith.speedups.fused import FusedStack
+    from tunesmith.speedups.fused_layers import FusedStack
     from tunesmith.training.distributed import Precision, Runtime
 
 Setting = Literal["auto", "on", "off"]
@@ -184,12 +184,12 @@ def apply_speedups(
     collate = cast(Any, padding)
     padded = _why_padded(model, padding) or why_not(model)
     if _wanted("padding_free", pack_rows, padded, notes):
-        applied["padding_free"] = free = enable_padding_free(model)
+        applied["padding_free"] = free = PaddingFree(model)
         collate = Packing(free.first_position, free.keys, free.skipped_id)
         on.append("packing")
     whole = why_not_first_token(model) or (None if "padding_free" in applied else "it needs padding_free")
     if _wanted("cls_only_last_layer", first_token_only, whole, notes):
-        applied["cls_only_last_layer"] = enable_first_token_only(model)
+        applied["cls_only_last_layer"] = FirstTokenOnly(model)
         on.append("first token only in the last layer")
     packed, fused, graphs, vocabulary = "padding_free" in applied, None, None, None
     if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
@@ -202,7 +202,7 @@ def apply_speedups(
     shaped = collate if graphs is None else _shaped(collate, fused, rows, longest, applied)
     whole = _why_whole_vocabulary(model, rows, restrict_vocabulary)
     if rows is not None and _wanted("restrict_vocabulary", restrict_vocabulary, whole, notes):
-        vocabulary = RestrictedVocabulary.apply(model, _ids_of_batches(model, rows, padding))
+        vocabulary = RestrictedVocabulary(model, _ids_of_batches(model, rows, padding))
         applied["restrict_vocabulary"] = vocabulary
         on.append(f"vocabulary of {len(vocabulary.ids)} of {vocabulary.size} tokens")
     if packed and device.type == "cuda":
@@ -253,13 +253,13 @@ def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, pac
 
 
 def _why_not_fused(model: nn.Module) -> str | None:
-    from tunesmith.speedups.fused import why_not_fused
+    from tunesmith.speedups.fused_layers import why_not_fused
 
     return why_not_fused(model)
 
 
 def _fuse(model: nn.Module, precision: Precision, *, first_token_only: bool) -> FusedStack:
-    from tunesmith.speedups.fused import fuse_layers
+    from tunesmith.speedups.fused_layers import fuse_layers
 
     return fuse_layers(model, HALF[precision], first_token_only=first_token_only)
 

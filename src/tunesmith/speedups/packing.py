@@ -20,7 +20,6 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from tunesmith.errors import ConfigError
 from tunesmith.models.families import anatomy_of, pools_mean, project_keys, why_not
 
 if TYPE_CHECKING:
@@ -658,7 +657,10 @@ HandOver = Callable[[nn.Module, Any, dict[str, Any], Any], Any]
 
 
 class PaddingFree(Undoable):
-    """Packed rows, and the collation for this model."""
+    """Let a model accept what `pack` makes: `model(**pack(rows, ...), labels=labels)`. Padded batches still work.
+
+    Embeddings, layers and dropout run on real tokens only; logits come in the order of the rows. `why_not` must be None.
+    """
 
     def __init__(self, model: nn.Module, hand_over: HandOver | None = None) -> None:
         self._hand_over = hand_over
@@ -681,17 +683,6 @@ class PaddingFree(Undoable):
         if stack is self._anatomy.bare:
             hooks.append(stack.register_forward_pre_hook(_without_masks, with_kwargs=True))
         self._undo += [use_registered_attention(self._model), *(hook.remove for hook in hooks)]
-
-
-def enable_padding_free(model: nn.Module) -> PaddingFree:
-    """Let the model accept packed batches: `model(**pack(rows, ...), labels=labels)`. Padded batches still work.
-
-    Embeddings, layers and dropout run on real tokens only; logits are in input order.
-    """
-    reason = why_not(model)
-    if reason:
-        raise ConfigError(f"padding-free is not possible: {reason}", fix="Train it padded.")
-    return PaddingFree(model)
 
 
 def _hand_over_first_tokens(stack: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
@@ -725,7 +716,11 @@ def _without_masks(stack: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class FirstTokenOnly(Undoable):
-    """The last layer for first tokens."""
+    """Compute the last layer's queries, output projection, norms and feed-forward for first tokens of packed batches only.
+
+    Keys and values are still made from all tokens. Padded batches, such as a user's own calls, get the whole layer.
+    `why_not_first_token` must be None.
+    """
 
     def enable(self) -> None:
         """Restrict the last layer to first tokens."""
@@ -752,17 +747,6 @@ def why_not_first_token(model: nn.Module) -> str | None:
     if layers is None or any(layer is layers[-1] for layer in layers[:-1]):
         return f"the layers of {model.config.model_type} share one set of modules"  # type: ignore[union-attr]
     return None if len(layers) else "it has no layers"
-
-
-def enable_first_token_only(model: nn.Module) -> FirstTokenOnly:
-    """Compute the last layer's queries, output projection, norms and feed-forward for first tokens of packed batches only.
-
-    Keys and values are still computed for all tokens. Padded batches use the whole layer.
-    """
-    reason = why_not_first_token(model)
-    if reason:
-        raise ConfigError(f"the last layer cannot be reduced to the first token: {reason}", fix="Use the whole layer.")
-    return FirstTokenOnly(model)
 
 
 def _keep_first_tokens(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

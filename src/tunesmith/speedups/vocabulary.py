@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.errors import CheckpointError
 from tunesmith.models.families import is_hooked, replaced_method
 from tunesmith.speedups.determinism import look_up
 
@@ -44,7 +44,12 @@ class RestrictedVocabulary:
     knows for which optimizers that is exact: not for those that mix rows or put the decay into the gradient.
     """
 
-    def __init__(self, embedding: nn.Embedding, used_ids: NDArray[np.integer]) -> None:
+    def __init__(self, model: nn.Module, used_ids: NDArray[np.integer]) -> None:
+        """Cut the model's input embedding to `used_ids` (any order, repeats allowed; the padding id is always kept).
+
+        Create the optimizer afterwards: the embedding's parameter is a different one. `why_not_restricted` must be None.
+        """
+        embedding: nn.Embedding = model.get_input_embeddings()  # type: ignore[operator]
         self.ids = _with_padding(used_ids, embedding)
         self.size = embedding.num_embeddings
         self._embedding = embedding
@@ -62,17 +67,6 @@ class RestrictedVocabulary:
         self.parameter = nn.Parameter(table[self._rows.to(table.device)].clone(), embedding.weight.requires_grad)
         """The used rows, which the optimizer trains."""
         self.enable()
-
-    @classmethod
-    def apply(cls, model: nn.Module, used_ids: NDArray[np.integer]) -> RestrictedVocabulary:
-        """Restrict the model's input embedding to `used_ids` (any order, repeats allowed; the padding id is always kept).
-
-        Call it before the optimizer is made, because it replaces the embedding's parameter.
-        """
-        reason = why_not_restricted(model)
-        if reason:
-            raise ConfigError(f"the vocabulary cannot be restricted: {reason}", fix="Train the whole embedding table.")
-        return cls(model.get_input_embeddings(), used_ids)  # type: ignore[operator]
 
     def decay(self, factor: float | torch.Tensor) -> None:
         """Note one optimizer step: `factor` is `1 - lr * weight_decay` of the embedding's group (1 if the step was skipped)."""

@@ -19,7 +19,7 @@ from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.training.distributed import has_triton
 
 if TYPE_CHECKING:
-    from tunesmith.speedups.fused import FusedStack
+    from tunesmith.speedups.fused_layers import FusedStack
 
 Rate = float | torch.Tensor
 """A number, or a tensor that a CUDA graph reads."""

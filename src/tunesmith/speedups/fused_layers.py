@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tunesmith.errors import ConfigError
 from tunesmith.models.families import anatomy_of, hook_tables, is_watched, why_not
 from tunesmith.speedups.fused_ops import (
     add_norm,
@@ -148,12 +147,9 @@ class Copies(Protocol):
 
 
 class FusedStack:
-    """The fused layers of one model. `disable` restores the model."""
+    """The fused layers of one model; `why_not_fused` must be None. `disable` restores the model."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, *, first_token_only: bool) -> None:
-        reason = why_not_fused(model)
-        if reason:
-            raise ConfigError(f"fused layers are not possible: {reason}", fix="Train it unfused.")
         self.dtype, self.first_token_only = dtype, first_token_only
         self._stack: Any = anatomy_of(model).stack
         self._inner = list(self._uncalled())
