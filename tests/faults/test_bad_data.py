@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,18 @@ class Bad:
     name: str
     data: bytes | str
     says: tuple[str, ...]
-    options: dict[str, Any] = field(default_factory=dict)
-    validation: bytes | str | None = None
+    options: dict[str, Any]
+    validation: bytes | str | None
+
+
+def bad(name: str, data: bytes | str, *says: str, validation: bytes | str | None = None, **options: Any) -> Bad:
+    return Bad(name, data, says, options, validation)
+
+
+csv, tsv, gz = (partial(bad, name) for name in ("x.csv", "x.tsv", "x.csv.gz"))
+json_lines, json_file, parquet_file, arrow_file = (
+    partial(bad, f"x.{suffix}") for suffix in ("jsonl", "json", "parquet", "arrow")
+)
 
 
 def at_line(number: int, line: str, base: str = GOOD) -> str:
@@ -62,172 +73,130 @@ def arrow_stream() -> bytes:
 
 LATIN = GOOD.replace("sentence number 4,", "caf\u00e9,").encode("latin-1")
 ENCODINGS = {
-    "latin-1": Bad("x.csv", LATIN, ("x.csv:6:1: ", "byte 0xe9 at byte offset", "--encoding cp1252")),
-    "latin-1 in the label": Bad("x.csv", at_line(9, "plain,caf\u00e9").encode("latin-1"), ("x.csv:9:2: ", "0xe9")),
-    "latin-1 header": Bad("x.csv", GOOD.replace("text", "t\u00e9xt").encode("latin-1"), ("x.csv:1:1: ", "0xe9")),
-    "latin-1 after a quoted newline": Bad(
-        "x.csv", b'text,label\n"a\nb",pos\nx,caf\xe9\n', ("x.csv:4:2: ", "byte offset 26", "0xe9")
+    "latin-1": csv(LATIN, "x.csv:6:1: ", "byte 0xe9 at byte offset", "--encoding cp1252"),
+    "latin-1 in the label": csv(at_line(9, "plain,caf\u00e9").encode("latin-1"), "x.csv:9:2: ", "0xe9"),
+    "latin-1 header": csv(GOOD.replace("text", "t\u00e9xt").encode("latin-1"), "x.csv:1:1: ", "0xe9"),
+    "latin-1 after a quoted newline": csv(
+        b'text,label\n"a\nb",pos\nx,caf\xe9\n', "x.csv:4:2: ", "byte offset 26", "0xe9"
     ),
-    "truncated UTF-8": Bad("x.csv", (GOOD + "caf\u00e9").encode()[:-1], ("x.csv:22:1: ", "truncated")),
-    "UTF-16 without a mark": Bad("x.csv", GOOD.encode("utf-16-le"), ("x.csv:1:1: ", "NUL", "--encoding utf-16-le")),
-    "UTF-16 cut in half a character": Bad("x.csv", GOOD.encode("utf-16")[:-1], ("x.csv:21:2: ", "truncated")),
-    "mark against --encoding": Bad(
-        "x.csv", GOOD.encode("utf-8-sig"), ("x.csv: ", "byte order mark"), {"encoding": "cp1252"}
-    ),
-    "wrong --encoding": Bad(
-        "x.csv", at_line(6, "\u3042,pos").encode(), ("x.csv:6:1: ", "byte offset"), {"encoding": "ascii"}
-    ),
-    "NUL": Bad("x.csv", at_line(7, "a\0b,pos"), ("x.csv:7:1: ", "NUL")),
-    "NUL at the start of json lines": Bad("x.jsonl", b"\0" * 99, ("x.jsonl:1:1: ", "NUL")),
-    "NUL at the start of json": Bad("x.json", b"\0" * 99, ("x.json:1:1: ", "NUL")),
-    "NUL in tsv": Bad("x.tsv", "text\tlabel\na\tb\nc\t\0\n", ("x.tsv:3:2: ", "NUL")),
-    "latin-1 json line": Bad("x.jsonl", jsonl('{"text": "caf\u00e9"}').encode("latin-1"), ("x.jsonl:5:14: ", "0xe9")),
+    "truncated UTF-8": csv((GOOD + "caf\u00e9").encode()[:-1], "x.csv:22:1: ", "truncated"),
+    "UTF-16 without a mark": csv(GOOD.encode("utf-16-le"), "x.csv:1:1: ", "NUL", "--encoding utf-16-le"),
+    "UTF-16 cut in half a character": csv(GOOD.encode("utf-16")[:-1], "x.csv:21:2: ", "truncated"),
+    "mark against --encoding": csv(GOOD.encode("utf-8-sig"), "x.csv: ", "byte order mark", encoding="cp1252"),
+    "wrong --encoding": csv(at_line(6, "\u3042,pos").encode(), "x.csv:6:1: ", "byte offset", encoding="ascii"),
+    "NUL": csv(at_line(7, "a\0b,pos"), "x.csv:7:1: ", "NUL"),
+    "NUL at the start of json lines": json_lines(b"\0" * 99, "x.jsonl:1:1: ", "NUL"),
+    "NUL at the start of json": json_file(b"\0" * 99, "x.json:1:1: ", "NUL"),
+    "NUL in tsv": tsv("text\tlabel\na\tb\nc\t\0\n", "x.tsv:3:2: ", "NUL"),
+    "latin-1 json line": json_lines(jsonl('{"text": "caf\u00e9"}').encode("latin-1"), "x.jsonl:5:14: ", "0xe9"),
 }
 QUOTES = {
-    "unterminated": Bad("x.csv", at_line(6, '"open,pos'), ("x.csv:6:1: ", "never closed")),
-    "unterminated in the second field": Bad("x.csv", at_line(6, 'open,"pos'), ("x.csv:6:2: ", "never closed")),
-    "unterminated in the last line": Bad("x.csv", GOOD + 'x,"pos', ("x.csv:22:2: ", "never closed")),
-    "unterminated header": Bad("x.csv", '"text,label\na,b\n', ("x.csv:1:1: ", "never closed")),
-    "two stray opening quotes": Bad(
-        "x.csv",
-        at_line(12, '"b,neg', at_line(6, '"a,pos')),
-        ("x.csv:6:1: ", "closed on line 12", "continues with 'b,neg'"),
+    "unterminated": csv(at_line(6, '"open,pos'), "x.csv:6:1: ", "never closed"),
+    "unterminated in the second field": csv(at_line(6, 'open,"pos'), "x.csv:6:2: ", "never closed"),
+    "unterminated in the last line": csv(GOOD + 'x,"pos', "x.csv:22:2: ", "never closed"),
+    "unterminated header": csv('"text,label\na,b\n', "x.csv:1:1: ", "never closed"),
+    "two stray opening quotes": csv(
+        at_line(12, '"b,neg', at_line(6, '"a,pos')), "x.csv:6:1: ", "closed on line 12", "continues with 'b,neg'"
     ),
-    "quote inside a field": Bad(
-        "x.csv", at_line(6, 'he said "no",pos'), ("x.csv:6:1: ", "a quote inside", "--quoting none")
-    ),
-    "text after a closing quote": Bad("x.csv", at_line(6, '"a" b,pos'), ("x.csv:6:1: ", "continues with ' b,pos'")),
-    "space before a quote": Bad("x.csv", at_line(6, 'a, "pos"'), ("x.csv:6:2: ", "a quote inside")),
-    "quotes in tsv if requested": Bad(
-        "x.tsv", 'text\tlabel\na "b" c\tx\nd\ty\n', ("x.tsv:2:1: ", "a quote inside"), {"quoting": "minimal"}
+    "quote inside a field": csv(at_line(6, 'he said "no",pos'), "x.csv:6:1: ", "a quote inside", "--quoting none"),
+    "text after a closing quote": csv(at_line(6, '"a" b,pos'), "x.csv:6:1: ", "continues with ' b,pos'"),
+    "space before a quote": csv(at_line(6, 'a, "pos"'), "x.csv:6:2: ", "a quote inside"),
+    "quotes in tsv if requested": tsv(
+        'text\tlabel\na "b" c\tx\nd\ty\n', "x.tsv:2:1: ", "a quote inside", quoting="minimal"
     ),
 }
 SHAPES = {
-    "long row": Bad("x.csv", at_line(7, "a,b,pos"), ("x.csv:7: 3 fields, expected 2",)),
-    "short row": Bad("x.csv", at_line(7, "a"), ("x.csv:7: 1 field, expected 2",)),
-    "long row after a quoted newline": Bad(
-        "x.csv", at_line(7, 'a,b,c\n"q",pos', at_line(3, '"a\nb",pos')), ("x.csv:7: 3 fields",)
+    "long row": csv(at_line(7, "a,b,pos"), "x.csv:7: 3 fields, expected 2"),
+    "short row": csv(at_line(7, "a"), "x.csv:7: 1 field, expected 2"),
+    "long row after a quoted newline": csv(at_line(7, 'a,b,c\n"q",pos', at_line(3, '"a\nb",pos')), "x.csv:7: 3 fields"),
+    "long quoted row": csv(at_line(7, '"a",b,pos'), "x.csv:7: 3 fields, expected 2"),
+    "short row with CR": csv(at_line(7, "a").replace("\n", "\r"), "x.csv:7: 1 field"),
+    "short row with CRLF": csv(at_line(7, "a").replace("\n", "\r\n"), "x.csv:7: 1 field"),
+    "empty line": csv(at_line(7, ""), "x.csv:7: an empty line"),
+    "empty line before a quoted row": csv(at_line(8, '"a",pos', at_line(7, "")), "x.csv:7: an empty line"),
+    "ragged tsv": tsv("text\tlabel\na\tx\nb\tc\ty\n", "x.tsv:3: 3 fields, expected 2"),
+    "duplicate header": csv("text,label,text\na,b,c\n", "x.csv:1:3: ", "'text' appears twice", "fields 1 and 3"),
+    "empty header": csv("\n" + GOOD, "x.csv:1: ", "first line is empty"),
+    "reserved name": csv("text,__line__\na,b\n", "x.csv:1:2: ", "taken"),
+    "no header": csv(GOOD.removeprefix(HEAD), "x.csv:1: ", "no header", "'neg'"),
+    "label column missing": csv(
+        "text,lable,other\na b,x,1\nc d,y,2\n", "x.csv: ", "which column is the label?", "--label_column_name lable"
     ),
-    "long quoted row": Bad("x.csv", at_line(7, '"a",b,pos'), ("x.csv:7: 3 fields, expected 2",)),
-    "short row with CR": Bad("x.csv", at_line(7, "a").replace("\n", "\r"), ("x.csv:7: 1 field",)),
-    "short row with CRLF": Bad("x.csv", at_line(7, "a").replace("\n", "\r\n"), ("x.csv:7: 1 field",)),
-    "empty line": Bad("x.csv", at_line(7, ""), ("x.csv:7: an empty line",)),
-    "empty line before a quoted row": Bad("x.csv", at_line(8, '"a",pos', at_line(7, "")), ("x.csv:7: an empty line",)),
-    "ragged tsv": Bad("x.tsv", "text\tlabel\na\tx\nb\tc\ty\n", ("x.tsv:3: 3 fields, expected 2",)),
-    "duplicate header": Bad(
-        "x.csv", "text,label,text\na,b,c\n", ("x.csv:1:3: ", "'text' appears twice", "fields 1 and 3")
+    "requested label missing": csv(GOOD, "no column 'Labels'", "Did you mean 'label'?", label_column_name="Labels"),
+    "requested text missing": csv(GOOD, "no column 'txt'", "Did you mean 'text'?", text_column_names="txt"),
+    "pair column missing": csv(GOOD, "no column 'sentence1'", "found: text, label", task_name="mrpc"),
+    "column missing in validation": csv(
+        GOOD, "validation.csv:1: no column 'text'", validation="sentence,label\na,pos\n"
     ),
-    "empty header": Bad("x.csv", "\n" + GOOD, ("x.csv:1: ", "first line is empty")),
-    "reserved name": Bad("x.csv", "text,__line__\na,b\n", ("x.csv:1:2: ", "taken")),
-    "no header": Bad("x.csv", GOOD.removeprefix(HEAD), ("x.csv:1: ", "no header", "'neg'")),
-    "label column missing": Bad(
-        "x.csv",
-        "text,lable,other\na b,x,1\nc d,y,2\n",
-        ("x.csv: ", "which column is the label?", "--label_column_name lable"),
-    ),
-    "requested label missing": Bad(
-        "x.csv", GOOD, ("no column 'Labels'", "Did you mean 'label'?"), {"label_column_name": "Labels"}
-    ),
-    "requested text missing": Bad(
-        "x.csv", GOOD, ("no column 'txt'", "Did you mean 'text'?"), {"text_column_names": "txt"}
-    ),
-    "pair column missing": Bad("x.csv", GOOD, ("no column 'sentence1'", "found: text, label"), {"task_name": "mrpc"}),
-    "column missing in validation": Bad(
-        "x.csv", GOOD, ("validation.csv:1: no column 'text'",), {}, "sentence,label\na,pos\n"
-    ),
-    "empty text": Bad("x.csv", at_line(7, ",pos"), ("x.csv:7:text: the text is empty", "--allow_empty_text")),
-    "text of spaces": Bad("x.csv", at_line(7, "  ,pos"), ("x.csv:7:text: the text is empty",)),
-    "empty second text": Bad(
-        "x.csv", "premise,hypothesis,label\na,b,x\nc,,y\n", ("x.csv:3:hypothesis: the text is empty",)
-    ),
-    "0 bytes": Bad("x.csv", b"", ("x.csv: ", "0 bytes")),
-    "header only": Bad("x.csv", HEAD, ("x.csv: ", "header but no rows")),
-    "header only without a newline": Bad("x.csv", "text,label", ("x.csv: ", "header but no rows")),
-    "only a byte order mark": Bad("x.csv", b"\xef\xbb\xbf", ("x.csv: ", "empty")),
-    "empty validation": Bad("x.csv", GOOD, ("validation.csv: ", "no rows"), {}, HEAD),
-    "one row": Bad("x.csv", HEAD + "a b,pos\n", ("x.csv:2:label: ", "one label 'pos'")),
-    "one row per class": Bad("x.csv", OTHER, ("too few", "--validation_file")),
-    "unknown ending": Bad("x.xlsx", GOOD, ("x.xlsx: ", "cannot be read as a spreadsheet", "save the sheet as CSV")),
+    "empty text": csv(at_line(7, ",pos"), "x.csv:7:text: the text is empty", "--allow_empty_text"),
+    "text of spaces": csv(at_line(7, "  ,pos"), "x.csv:7:text: the text is empty"),
+    "empty second text": csv("premise,hypothesis,label\na,b,x\nc,,y\n", "x.csv:3:hypothesis: the text is empty"),
+    "0 bytes": csv(b"", "x.csv: ", "0 bytes"),
+    "header only": csv(HEAD, "x.csv: ", "header but no rows"),
+    "header only without a newline": csv("text,label", "x.csv: ", "header but no rows"),
+    "only a byte order mark": csv(b"\xef\xbb\xbf", "x.csv: ", "empty"),
+    "empty validation": csv(GOOD, "validation.csv: ", "no rows", validation=HEAD),
+    "one row": csv(HEAD + "a b,pos\n", "x.csv:2:label: ", "one label 'pos'"),
+    "one row per class": csv(OTHER, "too few", "--validation_file"),
+    "unknown ending": bad("x.xlsx", GOOD, "x.xlsx: ", "cannot be read as a spreadsheet", "save the sheet as CSV"),
 }
 LABELS = {
-    "missing": Bad("x.csv", at_line(7, "a b,"), ("x.csv:7:label: the label is missing",)),
-    "unlabeled in train": Bad("x.csv", HEAD + "a,0\nb,1\nc,-1\n", ("x.csv:4:label: -1 means unlabeled",)),
-    "unlabeled in validation": Bad("x.csv", GOOD, ("validation.csv:2:label: -1 means",), {}, HEAD + "a,-1\n"),
-    "only in validation": Bad(
-        "x.csv", GOOD, ("validation.csv:4:label: 'maybe' is not one of neg, pos",), {}, OTHER + "x,maybe\n"
+    "missing": csv(at_line(7, "a b,"), "x.csv:7:label: the label is missing"),
+    "unlabeled in train": csv(HEAD + "a,0\nb,1\nc,-1\n", "x.csv:4:label: -1 means unlabeled"),
+    "unlabeled in validation": csv(GOOD, "validation.csv:2:label: -1 means", validation=HEAD + "a,-1\n"),
+    "only in validation": csv(
+        GOOD, "validation.csv:4:label: 'maybe' is not one of neg, pos", validation=OTHER + "x,maybe\n"
     ),
-    "misspelled in validation": Bad(
-        "x.csv", GOOD, ("validation.csv:4:label:", "Did you mean 'pos'?"), {}, OTHER + "x,poss\n"
+    "misspelled in validation": csv(
+        GOOD, "validation.csv:4:label:", "Did you mean 'pos'?", validation=OTHER + "x,poss\n"
     ),
-    "case in train": Bad("x.csv", at_line(7, "a b,Pos"), ("x.csv:7:label: 'Pos' differs from 'pos' only in case",)),
-    "space in train": Bad("x.csv", at_line(7, "a b,pos "), ("x.csv:7:label: 'pos ' differs from 'pos'",)),
-    "case in validation": Bad(
-        "x.csv", GOOD, ("validation.csv:2:label: 'POS' differs from 'pos'",), {}, HEAD + "a,POS\n"
-    ),
-    "not in --label_names": Bad(
-        "x.csv", at_line(7, "a b,odd"), ("x.csv:7:label: 'odd' is not one of",), {"label_names": "neg,pos"}
-    ),
-    "one label": Bad("x.csv", GOOD.replace("neg", "pos"), ("x.csv:2:label: ", "one label", "Add rows")),
-    "score is a word": Bad(
-        "x.csv", "text,score\n" + "a b,0.5\n" * 30 + "c d,n/a\n", ("x.csv:32:score: 'n/a' is not a number",)
-    ),
-    "score is infinite": Bad(
-        "x.csv", "text,score\na b,0.5\nc d,inf\n", ("x.csv:3:score: 'inf'",), {"do_regression": True}
-    ),
-    "number is missing": Bad(
-        "x.csv", "text,score\na b,0.5\nc d,\n", ("x.csv:3:score: the number is missing",), {"do_regression": True}
-    ),
-    "null in parquet": Bad("x.parquet", parquet(["a", None, "b"]), ("x.parquet:2:label: the label is missing",)),
-    "null text in parquet": Bad(
-        "x.parquet", parquet(["a", "b"], ["x", None]), ("x.parquet:2:text: the text is missing",)
-    ),
-    "list with a null": Bad(
-        "x.jsonl",
-        '{"text": "a b", "label": ["x"]}\n{"text": "c", "label": ["y", null]}\n',
-        ("x.jsonl:2:label:", "missing"),
+    "case in train": csv(at_line(7, "a b,Pos"), "x.csv:7:label: 'Pos' differs from 'pos' only in case"),
+    "space in train": csv(at_line(7, "a b,pos "), "x.csv:7:label: 'pos ' differs from 'pos'"),
+    "case in validation": csv(GOOD, "validation.csv:2:label: 'POS' differs from 'pos'", validation=HEAD + "a,POS\n"),
+    "not in --label_names": csv(at_line(7, "a b,odd"), "x.csv:7:label: 'odd' is not one of", label_names="neg,pos"),
+    "one label": csv(GOOD.replace("neg", "pos"), "x.csv:2:label: ", "one label", "Add rows"),
+    "score is a word": csv("text,score\n" + "a b,0.5\n" * 30 + "c d,n/a\n", "x.csv:32:score: 'n/a' is not a number"),
+    "score is infinite": csv("text,score\na b,0.5\nc d,inf\n", "x.csv:3:score: 'inf'", do_regression=True),
+    "number is missing": csv("text,score\na b,0.5\nc d,\n", "x.csv:3:score: the number is missing", do_regression=True),
+    "null in parquet": parquet_file(parquet(["a", None, "b"]), "x.parquet:2:label: the label is missing"),
+    "null text in parquet": parquet_file(parquet(["a", "b"], ["x", None]), "x.parquet:2:text: the text is missing"),
+    "list with a null": json_lines(
+        '{"text": "a b", "label": ["x"]}\n{"text": "c", "label": ["y", null]}\n', "x.jsonl:2:label:", "missing"
     ),
 }
 CONTAINERS = {
-    "bad line": Bad("x.jsonl", jsonl('{"text": '), ("x.jsonl:5: not JSON",)),
-    "cut last line": Bad("x.jsonl", jsonl('{"text": "a", "lab'), ("x.jsonl:5: not JSON",)),
-    "key twice": Bad(
-        "x.jsonl", jsonl('{"text": "a", "label": "x", "text": "b"}'), ("x.jsonl:5: the key 'text' appears twice",)
+    "bad line": json_lines(jsonl('{"text": '), "x.jsonl:5: not JSON"),
+    "cut last line": json_lines(jsonl('{"text": "a", "lab'), "x.jsonl:5: not JSON"),
+    "key twice": json_lines(
+        jsonl('{"text": "a", "label": "x", "text": "b"}'), "x.jsonl:5: the key 'text' appears twice"
     ),
-    "NaN": Bad("x.jsonl", jsonl('{"text": "a", "label": NaN}'), ("x.jsonl:5: NaN is not JSON",)),
-    "Infinity": Bad("x.jsonl", jsonl('{"text": "a", "label": -Infinity}'), ("x.jsonl:5: -Infinity",)),
-    "number too large": Bad("x.jsonl", jsonl('{"text": "a", "label": 1e999}'), ("x.jsonl:5: ", "too large")),
-    "5,000 digits": Bad("x.jsonl", jsonl('{"text": "a", "label": ' + "9" * 5000 + "}"), ("x.jsonl:5: ",)),
-    "depth 100,000": Bad("x.jsonl", jsonl("[" * 100_000), ("x.jsonl:5: nested deeper",)),
-    "depth 100,000 of objects": Bad("x.jsonl", jsonl('{"a":' * 100_000 + "1" + "}" * 100_000), ("x.jsonl:5: nested",)),
-    "a list": Bad("x.jsonl", jsonl("[1, 2]"), ("x.jsonl:5: a list, expected an object",)),
-    "a number": Bad("x.jsonl", jsonl("7"), ("x.jsonl:5: a number, expected an object",)),
-    "two objects per line": Bad(
-        "x.jsonl", jsonl('{"text": "a", "label": "x"} {}'), ("x.jsonl:5: not JSON: Extra data",)
+    "NaN": json_lines(jsonl('{"text": "a", "label": NaN}'), "x.jsonl:5: NaN is not JSON"),
+    "Infinity": json_lines(jsonl('{"text": "a", "label": -Infinity}'), "x.jsonl:5: -Infinity"),
+    "number too large": json_lines(jsonl('{"text": "a", "label": 1e999}'), "x.jsonl:5: ", "too large"),
+    "5,000 digits": json_lines(jsonl('{"text": "a", "label": ' + "9" * 5000 + "}"), "x.jsonl:5: "),
+    "depth 100,000": json_lines(jsonl("[" * 100_000), "x.jsonl:5: nested deeper"),
+    "depth 100,000 of objects": json_lines(jsonl('{"a":' * 100_000 + "1" + "}" * 100_000), "x.jsonl:5: nested"),
+    "a list": json_lines(jsonl("[1, 2]"), "x.jsonl:5: a list, expected an object"),
+    "a number": json_lines(jsonl("7"), "x.jsonl:5: a number, expected an object"),
+    "two objects per line": json_lines(jsonl('{"text": "a", "label": "x"} {}'), "x.jsonl:5: not JSON: Extra data"),
+    "other keys": json_lines(jsonl('{"text": "a", "lable": "x"}'), "x.jsonl:5: keys differ", "Did you mean 'label'?"),
+    "other kind": json_lines(
+        jsonl('{"text": "a", "label": 3}'), "x.jsonl:5:label: a whole number here, text in line 1"
     ),
-    "other keys": Bad(
-        "x.jsonl", jsonl('{"text": "a", "lable": "x"}'), ("x.jsonl:5: keys differ", "Did you mean 'label'?")
-    ),
-    "other kind": Bad(
-        "x.jsonl", jsonl('{"text": "a", "label": 3}'), ("x.jsonl:5:label: a whole number here, text in line 1",)
-    ),
-    "half a surrogate": Bad("x.jsonl", jsonl('{"text": "\\ud800", "label": "x"}'), ("x.jsonl:5:text: ",)),
-    "empty line in jsonl": Bad("x.jsonl", jsonl("", '{"text": "a", "label": "x"}'), ("x.jsonl:5: an empty line",)),
-    "array in jsonl": Bad("x.jsonl", "[{}]", ("x.jsonl:1: starts with '['",)),
-    "cut array": Bad(
-        "x.json", '[{"text": "a", "label": "x"},\n{"text": "b", "label": "y"}', ("x.json:2: expected ','",)
-    ),
-    "empty array": Bad("x.json", "[]", ("x.json: ", "no rows")),
-    "cut parquet": Bad("x.parquet", parquet(["a", "b"] * 50)[:-20], ("x.parquet: cannot be read as Parquet",)),
-    "parquet that is text": Bad("x.parquet", GOOD, ("x.parquet: cannot be read as Parquet",)),
-    "arrow cut in a batch": Bad("x.arrow", arrow_stream()[:-200], ("x.arrow: ",)),
-    "arrow without its end": Bad("x.arrow", arrow_stream()[:-8], ("x.arrow: ", "no end mark")),
-    "arrow that is text": Bad("x.arrow", GOOD, ("x.arrow: ",)),
-    "cut gzip": Bad("x.csv.gz", gzip.compress(GOOD.encode())[:-12], ("x.csv.gz: ", "damaged or truncated")),
-    "gzip with a wrong checksum": Bad(
-        "x.csv.gz", gzip.compress(GOOD.encode())[:-8] + b"\0" * 8, ("x.csv.gz: ", "damaged")
-    ),
-    "gzip that is text": Bad("x.csv.gz", GOOD, ("x.csv.gz: ", "damaged")),
-    "gzip of a ragged file": Bad("x.csv.gz", gzip.compress(at_line(7, "a").encode()), ("x.csv.gz:7: 1 field",)),
+    "half a surrogate": json_lines(jsonl('{"text": "\\ud800", "label": "x"}'), "x.jsonl:5:text: "),
+    "empty line in jsonl": json_lines(jsonl("", '{"text": "a", "label": "x"}'), "x.jsonl:5: an empty line"),
+    "array in jsonl": json_lines("[{}]", "x.jsonl:1: starts with '['"),
+    "cut array": json_file('[{"text": "a", "label": "x"},\n{"text": "b", "label": "y"}', "x.json:2: expected ','"),
+    "empty array": json_file("[]", "x.json: ", "no rows"),
+    "cut parquet": parquet_file(parquet(["a", "b"] * 50)[:-20], "x.parquet: cannot be read as Parquet"),
+    "parquet that is text": parquet_file(GOOD, "x.parquet: cannot be read as Parquet"),
+    "arrow cut in a batch": arrow_file(arrow_stream()[:-200], "x.arrow: "),
+    "arrow without its end": arrow_file(arrow_stream()[:-8], "x.arrow: ", "no end mark"),
+    "arrow that is text": arrow_file(GOOD, "x.arrow: "),
+    "cut gzip": gz(gzip.compress(GOOD.encode())[:-12], "x.csv.gz: ", "damaged or truncated"),
+    "gzip with a wrong checksum": gz(gzip.compress(GOOD.encode())[:-8] + b"\0" * 8, "x.csv.gz: ", "damaged"),
+    "gzip that is text": gz(GOOD, "x.csv.gz: ", "damaged"),
+    "gzip of a ragged file": gz(gzip.compress(at_line(7, "a").encode()), "x.csv.gz:7: 1 field"),
 }
 TABLE = {
     f"{group}: {name}": bad

@@ -48,9 +48,7 @@ def test_unreachable_hub_without_copy_is_reported_in_one_line(client: Any, call:
 
 def test_wrong_name_error_suggests_nearest_name(client: Any, call: Any) -> None:
     name, config, several = client(
-        call("splits", "gleu", "mrpc"),
-        call("splits", "glue", "mrcp"),
-        call("splits", "glue"),
+        call("splits", "gleu", "mrpc"), call("splits", "glue", "mrcp"), call("splits", "glue")
     )
     assert {a.error for a in (name, config, several)} == {"ConfigError"}
     assert name.line == "there is no Hub dataset named 'gleu'. Did you mean 'glue'?"

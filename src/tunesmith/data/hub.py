@@ -38,7 +38,9 @@ def load_from_hub(dataset_name: str, config_name: str | None = None, *, allow_do
 
     name = MOVED.get(dataset_name, dataset_name)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name):
-        raise ConfigError(f"{dataset_name!r} is not the name of a Hub dataset")
+        raise ConfigError(
+            f"{dataset_name!r} is not the name of a Hub dataset", fix="Use a name such as glue or owner/name."
+        )
     reason = "downloads are not allowed" if not allow_download else "offline mode is on"
     if allow_download and not datasets.config.HF_HUB_OFFLINE:
         try:
@@ -80,15 +82,18 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
         listed = f"Set --dataset_config_name to one of: {', '.join(known)}"
         return ConfigError(f"the dataset {name} {problem}", fix=f"{hint} {listed}" if hint else listed)
     if isinstance(error, DatasetNotFoundError):
-        return ConfigError(f"the dataset {name} is not available: {short_text(error)}")
+        fix = "Check the name; for a private dataset, run `hf auth login`."
+        return ConfigError(f"the dataset {name} is not available: {short_text(error)}", fix=fix)
     title = f"{name} ({config_name})" if config_name else name
     empty = isinstance(error, ValueError) and "data file" in text  # the dataset card names files that don't exist
     if empty or isinstance(error, FileNotFoundDatasetsError):
-        return DataError(f"the dataset {title} has no data files that can be read ({short_text(error)})")
+        problem = f"the dataset {title} has no data files that can be read ({short_text(error)})"
+        return DataError(problem, fix="Download its files and set --train_file.")
     if isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "httpcore", "huggingface_hub")):
         fix = "Run the same command again: finished parts of the download are kept."
         return ResourceError(f"the download of the dataset {name} was interrupted ({short_text(error)})", fix=fix)
-    return DataError(f"the dataset {title} cannot be read ({short_text(error.__cause__ or error)})")
+    problem = f"the dataset {title} cannot be read ({short_text(error.__cause__ or error)})"
+    return DataError(problem, fix="Download its files and set --train_file.")
 
 
 def _from_disk(name: str, config_name: str | None) -> DatasetDict | None:

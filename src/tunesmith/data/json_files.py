@@ -59,11 +59,12 @@ def _json_records(blocks: Iterator[str], origin: str, *, array_allowed: bool) ->
         text = _whole(blocks, origin)
         _check_depth(text, origin)
         try:
-            return enumerate(rows_of_object(_object(_DECODER.decode(text), origin), origin), start=1)
-        except DataError:
-            raise
-        except (ValueError, RecursionError):
+            value = _DECODER.decode(text)
+        except json.JSONDecodeError:
             return line_records([text], origin)
+        except (ValueError, RecursionError) as error:
+            raise _explain(error, origin) from None
+        return enumerate(rows_of_object(_object(value, origin), origin), start=1)
     return line_records(blocks, origin)
 
 
@@ -136,7 +137,7 @@ def _array_records(text: str, origin: str) -> Iterator[Record]:
             break
         try:
             if text[at : at + 1] == "]":
-                raise _Refused("a comma after the last object; remove it")
+                raise DataError("a comma after the last object", fix="Remove it.")
             value, at = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             raise _explain(error, where) from None
@@ -149,18 +150,17 @@ def _array_records(text: str, origin: str) -> Iterator[Record]:
             raise DataError("expected ',' or ']' after an object", where=where, fix="The file may be truncated.")
         at += 1
     if text[at + 1 :].strip():
-        raise DataError("text after the end of the array", where=where)
+        raise DataError("text after the end of the array", where=where, fix="Remove it.")
 
 
 def parse_object(line: str, where: str) -> dict[str, Any]:
     """Return the object on one line, or raise a DataError at `where`."""
     _check_depth(line, where)
     try:
-        return _object(_DECODER.decode(line), where)
+        value = _DECODER.decode(line)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
         raise _explain(error, where) from None
+    return _object(value, where)
 
 
 def _skip_space(text: str, at: int) -> int:
@@ -186,23 +186,25 @@ def _check_depth(text: str, where: str) -> None:
         if mark in "[{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise DataError(f"nested deeper than {MAX_DEPTH} levels", where=where)
+                raise _too_deep(where)
         elif mark in "]}":
             depth -= 1
 
 
-class _Refused(ValueError):
-    """Raised inside the decoder; the caller adds the line."""
-
-
 def _explain(error: Exception, where: str) -> DataError:
-    if isinstance(error, _Refused):
-        return DataError(str(error), where=where)
-    if isinstance(error, json.JSONDecodeError):
-        return DataError(f"not JSON: {error.msg} at character {error.colno}", where=where)
+    """Return an error of the decoder, or of one of its functions below, with the place."""
+    if isinstance(error, DataError):
+        return DataError(error.problem, where=where, fix=error.fix)
     if isinstance(error, RecursionError):
-        return DataError(f"nested deeper than {MAX_DEPTH} levels", where=where)
-    return DataError(f"not JSON: {' '.join(str(error).split())[:120]}", where=where)
+        return _too_deep(where)
+    if isinstance(error, json.JSONDecodeError):
+        problem = f"not JSON: {error.msg} at character {error.colno}"
+        return DataError(problem, where=where, fix="Correct it; if the file is incomplete, copy it again.")
+    return DataError("a number with thousands of digits", where=where, fix="Write it as text, or correct it.")
+
+
+def _too_deep(where: str) -> DataError:
+    return DataError(f"nested deeper than {MAX_DEPTH} levels", where=where, fix="Write the inner parts as text.")
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -210,18 +212,18 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise _Refused(f"the key {twice!r} appears twice")
+        raise DataError(f"the key {twice!r} appears twice", fix="Rename or remove one of them.")
     return record
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _Refused(f"{name} is not JSON; use null for no value")
+    raise DataError(f"{name} is not JSON", fix="Use null for a missing value.")
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if number in (float("inf"), float("-inf")):
-        raise _Refused(f"the number {digits[:40]} is too large")
+        raise DataError(f"the number {digits[:40]} is too large", fix="Write it as text, or correct it.")
     return number
 
 

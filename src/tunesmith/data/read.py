@@ -740,5 +740,6 @@ def _refuse_text(source: Source, row: int, reason: Reason) -> NoReturn:
 def _without(source: Source, found: Reasons) -> Source:
     good = np.setdiff1d(np.arange(source.dataset.num_rows), np.fromiter(found, dtype=np.int64))
     if not len(good):
-        raise DataError(f"all {len(found):,} {source.name} rows are bad", where=source.origin)
+        fix = "Check --text_column_names and --label_column_name."
+        raise DataError(f"all {len(found):,} {source.name} rows are bad", where=source.origin, fix=fix)
     return source.select(good)

@@ -413,7 +413,8 @@ def draw_split(
     rows that share a sentence stay in one split if possible; the last number counts the validation rows that don't.
     """
     if not 0.0 < val_fraction < 1.0:
-        raise ConfigError(f"--validation_split_fraction {val_fraction} is not between 0 and 1")
+        problem = f"--validation_split_fraction {val_fraction} is not between 0 and 1"
+        raise ConfigError(problem, fix="Set a fraction such as 0.1, or 0 to train without validation.")
     strata = strata_of(part, task)
     quota = _quota(strata, val_fraction)
     if quota.sum() == 0:

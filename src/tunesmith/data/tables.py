@@ -81,7 +81,8 @@ def columns_table(columns: Mapping[str, Any]) -> Any:
     plain = {str(name): _plain_list(values) for name, values in columns.items()}
     lengths = {name: len(values) for name, values in plain.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"columns of different lengths: {', '.join(f'{n} {k:,}' for n, k in lengths.items())}")
+        shown = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
+        raise DataError(f"columns of different lengths: {shown}", fix="Pass one value per row in every column.")
     try:
         return Dataset(pa.table({name: pa.array(values, from_pandas=True) for name, values in plain.items()}))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -114,7 +115,7 @@ def _unnamed(texts: Any) -> list[list[Any]]:
 
 def _plain_list(values: Any) -> list[Any]:
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-        raise DataError(f"a column is {type(values).__name__}, expected a list of values")
+        raise DataError(f"a column is {type(values).__name__}", fix="Pass a list of values for each column.")
     found = values.tolist() if hasattr(values, "tolist") else list(values)
     return found if isinstance(found, list) else [found]
 
@@ -133,7 +134,8 @@ def read_memory(source: Any, name: str) -> Source:
 
     if isinstance(source, datasets.DatasetDict):
         if name not in source:
-            raise DataError(f"the DatasetDict contains {', '.join(source)}, none is {name!r}", where=name)
+            problem = f"the DatasetDict contains {', '.join(source)}, none is {name!r}"
+            raise DataError(problem, where=name, fix="Pass one of its splits.")
         source = source[name]
     if isinstance(source, datasets.Dataset):
         return checked(Source(name, source, name))
@@ -178,7 +180,7 @@ def _from_list(rows: Any, name: str) -> Source:
         raise DataError("the list is empty", where=name, fix="It needs at least one row.")
     for i, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise DataError(f"{type(row).__name__}, expected a dict", where=f"{name}:{i}")
+            raise DataError(f"{type(row).__name__}, expected a dict", where=f"{name}:{i}", fix="Pass a list of dicts.")
     _, records = convert_export(enumerate(rows, start=1))
     batch = ColumnTypes(name, lines=False).batch([row for _, row in records], range(1, len(rows) + 1))
     return Source(name, Dataset(pa.Table.from_batches([merge_responses(batch)])), name)
@@ -239,7 +241,8 @@ def plain_batches(batches: Iterable[Any], origin: str, size: int | None = None) 
             try:
                 arrays.append(array if array.type == kind else array.cast(kind))
             except pa.ArrowInvalid:
-                raise DataError(f"column {field.name!r} contains bytes that are not UTF-8 text", where=origin) from None
+                problem = f"column {field.name!r} contains bytes that are not UTF-8 text"
+                raise DataError(problem, where=origin, fix="Write its texts as UTF-8.") from None
         fields = [field.with_type(kind) for field, kind in zip(batch.schema, types, strict=True)]
         yield pa.record_batch(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
 

@@ -136,7 +136,8 @@ class InputBytes:
             problem = f"the gzip file is damaged or truncated after {self._bytes_out:,} bytes ({error})"
             raise DataError(problem, where=self.origin, fix="Make the file again, or copy it again.") from None
         except OSError as error:
-            raise ResourceError(f"cannot be read ({error.strerror or error})", where=self.origin) from None
+            fix = "Check the disk, then run the same command again."
+            raise ResourceError(f"cannot be read ({error.strerror or error})", where=self.origin, fix=fix) from None
         self._bytes_out += len(data)
         if self._unpacked is not None:
             check_growth(self._bytes_out, self.bytes_in, self.origin)
@@ -152,7 +153,7 @@ def readable(path: Path, origin: str) -> Iterator[None]:
         near = _siblings(path)
         raise DataError("no such file", where=origin, fix=f"Files there: {near}." if near else None) from None
     except IsADirectoryError:
-        raise DataError("is a folder, not a file", where=origin) from None
+        raise DataError("is a folder, not a file", where=origin, fix="Pass the path of a file.") from None
     except PermissionError:
         raise ResourceError("no permission to read it", where=origin, fix="Check the owner and mode.") from None
     except OSError as error:
