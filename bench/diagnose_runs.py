@@ -44,12 +44,12 @@ from tunesmith.events import (  # noqa: E402
     RowsEvaluated,
     RunEnded,
     RunStarted,
+    to_json,
 )
 from tunesmith.labels import LabelMap, Task  # noqa: E402
 from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows  # noqa: E402
 from tunesmith.metrics.table import Suite, make_suite  # noqa: E402
 from tunesmith.pipeline.recipe import NAMES  # noqa: E402
-from tunesmith.runs.event_log import encode_event  # noqa: E402
 
 MODELS = {
     "L3": "paraphrase-MiniLM-L3-v2",
@@ -477,7 +477,7 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
         "floors": made.floors,
         "probe_rows": made.probe_rows,
     }
-    journal = b"".join(encode_event(event) for event in judge.events if type(event).__name__ != "SafePoint").decode()
+    journal = "".join(f"{json.dumps(to_json(e))}\n" for e in judge.events if type(e).__name__ != "SafePoint")
     kept = {name: value for name, value in to_dict(config).items() if value is not None}
     return {
         "key": key,

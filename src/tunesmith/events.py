@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -133,14 +133,6 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosed:
-    """A finding about the curves so far (`Finding.to_json`)."""
-
-    step: int
-    finding: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class RunEnded:
     """The end of a run. `reason`: completed, early_stopping, SIGTERM, SIGINT, break, or the class name of an error."""
 
@@ -167,7 +159,6 @@ Event = (
     | SafePoint
     | Saved
     | Note
-    | Diagnosed
     | RunEnded
 )
 
@@ -252,7 +243,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "tuple[str, ...]": lambda value: tuple(_of_type(str, v) for v in value),
     "tuple[int, ...]": lambda value: tuple(_whole(v) for v in value),
     "dict[str, float | None]": lambda value: {k: _finite(v) for k, v in _of_type(dict, value).items()},
-    "dict[str, Any]": partial(_of_type, dict),
 }
 _FIELDS = {
     cls: {
@@ -292,14 +282,7 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict for `from_json`."""
-        return {
-            "code": self.code,
-            "severity": self.severity,
-            "evidence": self.evidence,
-            "advice": list(self.advice),
-            "confidence": self.confidence,
-            "numbers": self.numbers,
-        }
+        return {**asdict(self), "advice": list(self.advice)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Finding:

@@ -128,7 +128,7 @@ def disagree(runtime: Runtime) -> str:
 def main() -> None:
     """Run all cases, then write `<out>-<rank>.json`."""
     torch.set_num_threads(1)
-    runtime = make_runtime(use_cpu=True, timeout_seconds=60)
+    runtime = make_runtime(use_cpu=True, timeout_seconds=600)
     found: dict[str, Any] = {name: run_case(runtime, **options) for name, options in CASES.items()}
     found["again"] = run_case(runtime, **CASES["all strategies and accumulation"])
     found["evaluation"] = evaluate_rows(runtime)

@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from patience import patient
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -40,10 +42,10 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def torchrun(*words: str, ranks: int = 2) -> list[str]:
-    """Return a torchrun command on an unused port."""
+    """Return a torchrun command; it chooses the port itself, so that no other process can take it."""
     return [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)),
-        *("--master_addr", "127.0.0.1", "--master_port", str(free_port()), *words),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local_addr", "127.0.0.1"),
+        *("--nproc_per_node", str(ranks), *words),
     ]
 
 
@@ -52,7 +54,7 @@ def accelerate_launch(*words: str, ranks: int = 2) -> list[str]:
     return [
         *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(ranks), "--multi_gpu"),
         *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
-        *("--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), *words),
+        *("--main_process_ip", "127.0.0.1", "--main_process_port", "0", *words),
     ]
 
 
@@ -69,23 +71,11 @@ def start(words: list[str], **env: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 240) -> Ended:
-    """Wait for a launcher, then end its remaining processes."""
+    """Wait for a launcher, then end its remaining processes. The limit is longer on a busy machine."""
     try:
-        out, err = process.communicate(timeout=seconds)
+        out, err = process.communicate(timeout=patient(seconds))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         raise AssertionError(f"not over after {seconds} s:\n{out[-2000:]}\n{err[-4000:]}") from None
     return Ended(process.returncode, out, err)
-
-
-def alive(pids: list[int]) -> list[int]:
-    """Return the processes that are still running."""
-    out = []
-    for pid in pids:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                out.append(pid)
-        except OSError:
-            continue
-    return out

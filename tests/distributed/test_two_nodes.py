@@ -9,11 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from distributed.launching import Ended, environment, finish, start, torchrun
-from patience import patient
+from distributed.launching import Ended, finish, start, torchrun
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.events import Resumed, StepDone
 from tunesmith.runs.event_log import read_journal
@@ -91,19 +89,9 @@ def test_two_nodes_equal_one_even_after_a_node_is_lost(nodes: tuple[str, str], t
     lost = on_nodes(nodes, *words("two"), fault="step.end:kill:7")
     assert [one.code for one in lost] == [1, 1], "torchrun itself ends with 1"
     assert "no longer responds" in lost[0].err + lost[1].err, lost
-    shutil.copytree(tmp_path / "two", tmp_path / "less")
-
     for one in on_nodes(nodes, *words("two")):
         assert one.code == 0, one.err[-3000:]
     assert [e.step for e in read_journal(RunDir(tmp_path / "two").journal_file) if isinstance(e, Resumed)] == [6]
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
     weights = [(tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("one", "two")]
     assert weights[0] == weights[1]
-
-    more = ("--gradient_accumulation_steps", "2", "--allow_changed_data")
-    command = [sys.executable, "-m", "tunesmith", *words("less", *more)]
-    alone = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=patient(240), check=False
-    )
-    assert alone.returncode == 0, alone.stderr
-    np.testing.assert_allclose(losses(tmp_path / "less"), losses(tmp_path / "one"), atol=1e-6, rtol=0)

@@ -56,7 +56,7 @@ def make_trainer(folder: Path, *, oracle: bool = False, **options: Any) -> Any:
     given = {
         "per_device_train_batch_size": 8 // world, "gradient_accumulation_steps": 2, "num_train_epochs": 3,
         "per_device_eval_batch_size": 4, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "logging_steps": 1,
-        "learning_rate": 1e-2, "use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 3, "ddp_timeout": 60,
+        "learning_rate": 1e-2, "use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 3, "ddp_timeout": 600,
         "max_grad_norm": 0.1, "load_best_model_at_end": True, "metric_for_best_model": "loss", "save_total_limit": 50,
     }  # fmt: skip
     args = TrainingArguments(str(folder), **(given | options))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from faults.trials import Ended, clean, cli, engine, fingerprint, leftovers, memory_folder, run
+from faults.trials import Ended, clean, cli, damaged_checkpoints, engine, fingerprint, leftovers, memory_folder, run
 from tunesmith.runs.folder import RunDir
 
 
@@ -30,12 +30,18 @@ class Bench:
         clean(self.root / "timed")
         return ended.seconds[0]
 
-    def same_as_whole(self, folder: Path, **options: Any) -> None:
-        """Resume the run and assert that it is bit-identical to the uninterrupted one."""
+    def same_after_kill(self, folder: Path, **options: Any) -> None:
+        """Assert that no published folder is damaged and that the run resumes identically."""
+        assert damaged_checkpoints(folder) == [], options.get("where")
+        self.same_as_whole(folder, **options)
+
+    def same_as_whole(self, folder: Path, *, whole: Any = None, where: str = "", **options: Any) -> None:
+        """Resume the run, assert that it is bit-identical to the uninterrupted one, and remove it."""
         ended = engine(folder, options=options)
-        assert ended.code == 0, ended.log[-2000:]
-        assert fingerprint(folder) == self.whole
-        assert leftovers(folder) == []
+        assert ended.code == 0, f"{where}: {ended.log[-2000:]}"
+        assert fingerprint(folder) == (whole or self.whole), where
+        assert leftovers(folder) == [], where
+        clean(folder)
 
 
 @pytest.fixture(scope="session")

@@ -141,9 +141,8 @@ def make_writer(run: RunDir, options: dict[str, Any]) -> tuple[RunWriter, Any]:
     state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), runtime, speedups=speedups)
     config = {"accumulation": options["accumulation"], "world": runtime.world, "rows": options["rows"]}
     identity = Identity("run", options["data"], config, {"names": options["labels"]}, options["versions"])
-    describe = describe_with(model)
     given = {"keep_checkpoints": options["keep"], "allow_changed": options["allow_changed"]}
-    writer = RunWriter(run, state, identity, plan=plan, describe=describe, **given)
+    writer = RunWriter(run, state, identity, plan=plan, describe=model.config.save_pretrained, **given)
     if options["background"]:
         writer.background_bytes = 0  # these checkpoints are too small to benefit from it
     return writer, batches
@@ -179,15 +178,6 @@ def load_folder(given: tuple[str, str]) -> int:
         print(f"tunesmith: {line}", file=sys.stderr)
         return code
     return 0
-
-
-def describe_with(model: Any) -> Any:
-    """Return a function that writes the model's config."""
-
-    def describe(folder: Path) -> None:
-        model.config.save_pretrained(folder)
-
-    return describe
 
 
 def follow(writer: RunWriter, batches: Any, options: dict[str, Any]) -> None:
@@ -365,22 +355,14 @@ def sleepy_save(writer: RunWriter, batches: Any, milliseconds: str) -> None:
     type(runtime).barrier = barrier
 
 
-def raise_on_rank(writer: RunWriter, batches: Any, rank: str, step: str) -> Any:
-    """Raise an error on one rank."""
+def on_rank(writer: RunWriter, batches: Any, rank: str, step: str, what: str) -> Any:
+    """Raise an error on one rank before a step, or send it a signal."""
 
     def act() -> None:
         if writer.state.runtime.rank == int(rank) and writer.state.step + 1 == int(step):
-            raise RuntimeError("an error on one rank, as the test asked")
-
-    return at_point(writer, batches, "data", act)
-
-
-def signal_rank(writer: RunWriter, batches: Any, rank: str, step: str, name: str) -> Any:
-    """Send one rank a signal before a step."""
-
-    def act() -> None:
-        if writer.state.runtime.rank == int(rank) and writer.state.step + 1 == int(step):
-            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+            if what == "error":
+                raise RuntimeError("an error on one rank, as the test asked")
+            os.kill(os.getpid(), getattr(signal, f"SIG{what}"))
 
     return at_point(writer, batches, "data", act)
 
@@ -403,14 +385,10 @@ def alarm_in_save(writer: RunWriter, batches: Any, n: str, seconds: str) -> None
 
 
 FAULTS = {
-    "alarm_in_save": alarm_in_save,
     "signal": signal_at,
-    "nan_gradient": nan_gradient,
-    "nan_output": nan_output,
-    "nan_weight": nan_weight,
     "oom": out_of_memory,
-    "sleepy_save": sleepy_save,
-    "raise_on_rank": raise_on_rank,
-    "signal_rank": signal_rank,
-    "slow": slow,
+    **{
+        fault.__name__: fault
+        for fault in (alarm_in_save, nan_gradient, nan_output, nan_weight, on_rank, sleepy_save, slow)
+    },
 }

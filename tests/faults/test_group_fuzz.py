@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from killing import run_killed
+from faults.trials import run_killed
 from tiny_model import mood, save_tiny_bert, write_csv
 from tunesmith.cli.main import main
 

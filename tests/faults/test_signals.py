@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from faults.trials import clean, damaged_checkpoints, engine, fingerprint, intact_checkpoints, new_seed, size
+from faults.trials import engine, intact_checkpoints, new_seed, size
 from patience import patient
 from sampling import crossed
 from tunesmith.events import Evaluated
@@ -27,7 +27,7 @@ def test_signal_in_a_step_saves_and_stops(bench: Any, folder: Path, point: str, 
     assert ended.code == CODES[name], ended.log
     assert "everything is saved: the same command resumes" in ended.last_line
     assert intact_checkpoints(folder)[-1] == read_journal(RunDir(folder).journal_file)[-1].step == 7
-    bench.same_as_whole(folder)
+    bench.same_after_kill(folder)
 
 
 @pytest.mark.parametrize(("n", "name"), crossed([1, 3], CODES))
@@ -40,7 +40,7 @@ def test_signal_in_an_evaluation_repeats_it_on_resume(bench: Any, folder: Path, 
     events = read_journal(RunDir(folder).journal_file)
     assert not [e for e in events if isinstance(e, Evaluated)]
     assert events[-1].step == 4
-    bench.same_as_whole(folder)
+    bench.same_after_kill(folder)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,7 @@ def test_signal_in_a_save_saves_and_stops(bench: Any, folder: Path, stage: str, 
     assert ended.code == CODES[name], ended.log
     assert "everything is saved" in ended.last_line
     assert intact_checkpoints(folder)
-    assert damaged_checkpoints(folder) == []
-    bench.same_as_whole(folder, **options)
+    bench.same_after_kill(folder, **options)
 
 
 def test_random_signals_resume_identically(bench: Any) -> None:
@@ -72,12 +71,9 @@ def test_random_signals_resume_identically(bench: Any) -> None:
         assert ended.code in codes, f"{where}: {ended.code}\n{ended.log[-800:]}"
         assert ended.seconds[0] < at + bench.seconds / 6 + patient(2), where
         stopped += ended.code == CODES[name]
-        if ended.code != 0:
-            assert engine(folder).code == 0, where
-        else:  # the machine was busier while timing the run
-            seconds *= 0.5
-        assert fingerprint(folder) == bench.whole, where
-        clean(folder)
+        if ended.code == 0:  # the machine was busier while timing the run
+            seconds = min(seconds, ended.seconds[0])
+        bench.same_after_kill(folder, where=where)
     assert stopped
 
 
@@ -87,8 +83,7 @@ def test_second_signal_ends_immediately(bench: Any, folder: Path, point: str, la
     assert ended.code == 143
     assert "everything is saved" not in ended.log
     assert intact_checkpoints(folder)[-1] == last
-    assert damaged_checkpoints(folder) == []
-    bench.same_as_whole(folder)
+    bench.same_after_kill(folder)
 
 
 def test_signal_after_the_last_step_skips_the_export(bench: Any, folder: Path) -> None:
@@ -97,7 +92,7 @@ def test_signal_after_the_last_step_skips_the_export(bench: Any, folder: Path) -
     assert ended.code == 143
     assert not RunDir(folder).model.exists()
     assert "every step is saved" in ended.last_line
-    bench.same_as_whole(folder)
+    bench.same_after_kill(folder)
 
 
 @pytest.mark.parametrize("name", ["term", pytest.param("int", marks=pytest.mark.long)])

@@ -22,6 +22,8 @@ import tempfile
 import time
 import traceback
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import count
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,8 @@ class Job:
     uid: int = 0
     cwd: Path = Path("/")
     ranks: int = 1
+    until_rank_0_ends: bool = False
+    """Kill the other ranks when rank 0 has ended: one of them is stopped."""
     timeout: float = 60
     log: str = ""
 
@@ -113,6 +117,30 @@ def engine(folder: Path, *, fault: str | None = None, options: dict[str, Any] | 
 def cli(*words: str, **job: Any) -> Ended:
     """Run a command in a forked child."""
     return run("tunesmith.cli.main:main", list(words), **job)
+
+
+def run_killed(command: list[str], function: str, call: int) -> None:
+    """Run a command that is killed (SIGKILL) at this call of a function, such as `package.module:Class.method`."""
+    ended = run("faults.trials:kill_in_call", (command, function, call), timeout=120)
+    assert ended.code == -signal.SIGKILL, ended.log[-1000:]
+
+
+def kill_in_call(given: tuple[list[str], str, int]) -> int:
+    """Run a command in this process, which ends at the n-th call of a function."""
+    command, function, call = given
+    module, _, name = function.partition(":")
+    *outer, last = name.split(".")
+    home = reduce(getattr, outer, importlib.import_module(module))
+    real, calls = getattr(home, last), count(1)
+
+    def kill_or_call(*args: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **options)
+
+    setattr(home, last, kill_or_call)
+    code: int = importlib.import_module("tunesmith.cli.main").main(command)
+    return code
 
 
 def start_server() -> None:
@@ -151,7 +179,7 @@ def run_job(job: Job) -> Ended:
     seconds, sent, todo = [0.0] * job.ranks, [], sorted(job.signals)
     clock = None if job.signals_after else started
     until = started + patient(job.timeout)
-    while None in codes and (now := time.monotonic()) < until:
+    while None in (codes[:1] if job.until_rank_0_ends else codes) and (now := time.monotonic()) < until:
         if clock is None and job.signals_after is not None and job.signals_after.exists():
             clock = now
         while todo and clock is not None and todo[0][0] <= now - clock:

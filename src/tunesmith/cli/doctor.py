@@ -18,7 +18,7 @@ from tunesmith.cli.parser import add_flag
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import StepDone
 from tunesmith.files import BadFile, disk_error, read_json
-from tunesmith.runs.event_log import drop_cut_line, parse_events, read_bytes
+from tunesmith.runs.event_log import Journal, parse_events, read_bytes
 from tunesmith.runs.folder import (
     RunDir,
     RunLock,
@@ -83,8 +83,10 @@ def repair(run: RunDir) -> list[str]:
     with RunLock(run.lock_file):
         try:
             removed = sweep(run.path)
-            if drop_cut_line(run.journal_file):
-                removed.append(f"the incomplete last line of {run.journal_file.name}")
+            if run.journal_file.exists():
+                with Journal(run.journal_file) as journal:
+                    if journal.removed_bytes:
+                        removed.append(f"the incomplete last line of {run.journal_file.name}")
             for part in examine(run):
                 if part.health == "useless" and (run.path / part.name) in run.checkpoints():
                     retire(run.path / part.name)

@@ -38,7 +38,7 @@ from tunesmith.report.compare import MAX_RUNS
 from tunesmith.report.plots import PanelLine, main_panels, more_panels
 from tunesmith.report.predictions import scores_in_file
 from tunesmith.runs.event_log import ColumnsTail, Curves, Peek, Series, build_curves, peek_journal
-from tunesmith.runs.folder import RunDir, is_held, open_lock, read_metrics, read_summary
+from tunesmith.runs.folder import RunDir, read_holder, read_metrics, read_summary
 
 log = logging.getLogger(__name__)
 
@@ -433,14 +433,8 @@ def with_title(finding: Finding) -> dict[str, object]:
 
 
 def is_running(run: RunDir) -> bool:
-    """Return whether a process holds the lock of the run folder."""
-    handle = open_lock(run.lock_file)
-    if handle is None:
-        return False
-    try:
-        return is_held(handle)
-    finally:
-        os.close(handle)
+    """Return whether a process has the lock of the run folder."""
+    return read_holder(run.lock_file) is not None
 
 
 # Live updates
@@ -482,7 +476,7 @@ class LiveRun:
     def _diagnose(self) -> None:
         assert self._tail.columns is not None
         assert self.curves is not None
-        others = [event for _, event in self._tail.columns.others]
+        others = self._tail.columns.others
         self.notes = list(dict.fromkeys(e.text for e in others if isinstance(e, Note)))[-8:]
         seen = tuple(e for e in others if isinstance(e, (Evaluated, NonFinite, RunEnded)))
         running = self.status == "running"

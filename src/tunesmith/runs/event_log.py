@@ -13,6 +13,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -64,11 +65,6 @@ _STEP_DONE, _RESUMED = b'{"event": "StepDone", "step": ', b'{"event": "Resumed",
 """Start of a StepDone line, which identifies it without parsing."""
 
 
-def encode_event(event: Event) -> bytes:
-    """Return the line of an event with its newline. Pure ASCII: no text in the data can break a line."""
-    return json.dumps(to_json(event), allow_nan=False).encode("ascii") + b"\n"
-
-
 class Journal:
     """The writer. Only the process with the lock of the run folder writes."""
 
@@ -76,35 +72,38 @@ class Journal:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = open(open_in_place(self.path), "r+b")  # noqa: SIM115  (lives as long as the run)
-        _drop_cut_line(self._file, self.path)
+        self.removed_bytes = _drop_cut_line(self._file, self.path)
+        """Size of an incomplete last line, which a killed writer left."""
 
     def append(self, event: Event) -> None:
-        """Write one line and flush it, so that it survives the end of this process."""
+        """Write one line and flush it, so that it survives the end of this process. A failed write is a ResourceError."""
         if isinstance(event, SafePoint):
             return
-        self._file.write(encode_event(event))
-        self._file.flush()
-
-    def fsync(self) -> None:
-        """Sync the file, so that everything appended so far survives a power failure."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        # pure ASCII: no text in the data can break a line
+        line = json.dumps(to_json(event), allow_nan=False).encode("ascii") + b"\n"
+        with self._reporting():
+            self._file.write(line)
+            self._file.flush()
 
     def settle(self) -> None:
-        """`fsync` before a checkpoint is published; a ResourceError if the file is no longer at its path."""
-        try:
-            self.fsync()
-        except OSError as error:
-            raise disk_error(error, self.path) from error
+        """Sync to disk before a checkpoint is published; a ResourceError if the file is no longer at its path."""
+        with self._reporting():
+            os.fsync(self._file.fileno())
         require_same(self.path, os.fstat(self._file.fileno()))
 
     def close(self) -> None:
         """Sync the event log to disk and close it. May be called twice."""
         if not self._file.closed:
-            try:
-                self.fsync()
-            finally:
-                self._file.close()
+            with self._reporting(), self._file:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise disk_error(error, self.path) from error
 
     def __enter__(self) -> Journal:
         return self
@@ -139,36 +138,20 @@ def require_journal(path: Path) -> None:
         raise in_the_way(path, "is not a journal that tunesmith wrote, so it is neither replaced nor added to")
 
 
-def drop_cut_line(path: Path) -> int:
-    """Remove the text after the last newline; return the number of bytes removed."""
-    if not path.exists():
-        return 0
-    with open(open_in_place(path), "r+b") as file:
-        return _drop_cut_line(file, path)
-
-
 def _drop_cut_line(file: BinaryIO, path: Path) -> int:
+    """Remove the text after the last newline; return the number of bytes removed."""
     size = os.fstat(file.fileno()).st_size
-    keep = _end_of_last_line(file, path, size)
-    if keep < size:
-        file.truncate(keep)
+    start = max(0, size - MAX_LINE)
+    file.seek(start)
+    end = file.read().rfind(b"\n") + 1
+    if start and not end:
+        raise CheckpointError(f"its last line has more than {MAX_LINE:,} bytes and no end", where=str(path))
+    removed = size - start - end
+    if removed:
+        file.truncate(start + end)
         os.fsync(file.fileno())
-        log.warning("%s: the last line was incomplete (%d bytes) and was removed", path, size - keep)
-    return size - keep
-
-
-def _end_of_last_line(file: BinaryIO, path: Path, size: int) -> int:
-    end, block = size, 1 << 16
-    while end > 0:
-        start = max(0, end - block)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-        if size - end > MAX_LINE:
-            raise CheckpointError(f"its last line has more than {MAX_LINE:,} bytes and no end", where=str(path))
-    return 0
+        log.warning("%s: the last line was incomplete (%d bytes) and was removed", path, removed)
+    return removed
 
 
 def truncate_journal(path: str | Path, step: int) -> int:
@@ -276,10 +259,10 @@ _LOSS = re.compile(rb'"event": "StepDone", [^\n]{,400}?"loss": (-?\d{1,20}(?:\.\
 
 @dataclass(frozen=True, slots=True)
 class JournalColumns:
-    """`steps[name]` has one value per StepDone (NaN for null); `steps["line"]` and `others` give the order."""
+    """`steps[name]` has one value per StepDone (NaN for null)."""
 
     steps: dict[str, NDArray[Any]]
-    others: list[tuple[int, Event]]
+    others: list[Event]
 
 
 def read_columns(path: str | Path) -> JournalColumns:
@@ -287,17 +270,16 @@ def read_columns(path: str | Path) -> JournalColumns:
     return columns_of(read_journal(path))
 
 
-def columns_of(events: list[Event], first: int = 0) -> JournalColumns:
-    """Return columns of events in memory; the first one has the line number `first`."""
-    numbered = list(enumerate(events, start=first))
-    done = [(line, e) for line, e in numbered if isinstance(e, StepDone)]
-    steps: dict[str, NDArray[Any]] = {
-        name: np.array([np.nan if (v := getattr(e, name)) is None else v for _, e in done], dtype=np.float64)
-        for name in FLOATS
-    }
-    steps |= {name: np.array([getattr(e, name) for _, e in done], dtype=np.int64) for name in INTEGERS}
-    steps["line"] = np.array([line for line, _ in done], dtype=np.int64)
-    return JournalColumns(steps, [(line, e) for line, e in numbered if not isinstance(e, StepDone)])
+def columns_of(events: list[Event]) -> JournalColumns:
+    """Return columns of events in memory."""
+    done = [e for e in events if isinstance(e, StepDone)]
+    steps: dict[str, NDArray[Any]] = {name: _with_gaps([getattr(e, name) for e in done]) for name in FLOATS}
+    steps |= {name: np.array([getattr(e, name) for e in done], dtype=np.int64) for name in INTEGERS}
+    return JournalColumns(steps, [e for e in events if not isinstance(e, StepDone)])
+
+
+def _with_gaps(values: list[float | None]) -> NDArray[np.float64]:
+    return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
 
 
 class ColumnsTail:
@@ -325,7 +307,7 @@ class ColumnsTail:
             self._inode, self._offset, self._lines = info.st_ino, 0, 0
         else:
             events = list(parse_events(data, self.path, first_line=self._lines + 1))
-            new = columns_of(events, first=self._lines)
+            new = columns_of(events)
             steps: dict[str, NDArray[Any]] = {k: np.concatenate([v, new.steps[k]]) for k, v in old.steps.items()}
             self.columns = JournalColumns(steps, old.others + new.others) if events else old
         self._offset += data.rfind(b"\n") + 1
@@ -554,9 +536,7 @@ def curves_from_events(events: Iterable[Event], *, name: str = "run") -> Curves:
 
 def build_curves(columns: JournalColumns, *, name: str) -> Curves:
     """Return the content of the event log as arrays."""
-    going_back = [(line, e.step) for line, e in columns.others if isinstance(e, (RunStarted, Resumed))]
-    steps = _kept_steps(columns.steps, going_back)
-    events = [e for line, e in columns.others if not any(at > line and back < e.step for at, back in going_back)]
+    steps, events = _kept_steps(columns.steps), columns.others
     started = [e for e in events if isinstance(e, RunStarted)]
     improved = [e for e in events if isinstance(e, Improved)]
     ended = [e for e in events if isinstance(e, RunEnded)]
@@ -586,44 +566,29 @@ def build_curves(columns: JournalColumns, *, name: str) -> Curves:
         non_finite=tuple(sorted({e.step for e in events if isinstance(e, NonFinite)})),
         ended=ended[-1].reason if ended and ended[-1] is events[-1] else None,
         times=(started[0].time if started else 0.0, ended[-1].time if ended else 0.0),
-        row_texts=_row_texts(events),
+        row_texts={
+            split: {e.step: e.rows for e in events if isinstance(e, RowsEvaluated) and e.split == split}
+            for split in dict.fromkeys(e.split for e in events if isinstance(e, RowsEvaluated))
+        },
     )
 
 
-def _row_texts(events: list[Event]) -> dict[str, dict[int, str]]:
-    found: dict[str, dict[int, str]] = {}
-    for event in events:
-        if isinstance(event, RowsEvaluated):
-            found.setdefault(event.split, {})[event.step] = event.rows
-    return found
-
-
-def _kept_steps(steps: dict[str, NDArray[Any]], going_back: list[tuple[int, int]]) -> dict[str, NDArray[Any]]:
-    """Return the entries that count: a run that resumed at step s repeats the steps after s, and the last entry counts."""
-    keep = np.ones(len(steps["step"]), dtype=bool)
-    for line, step in going_back:
-        keep &= (steps["line"] > line) | (steps["step"] <= step)
-    kept = {name: values[keep] for name, values in steps.items()}
-    if len(kept["step"]) and np.any(np.diff(kept["step"]) <= 0):  # a different writer, without Resumed events
-        _, last = np.unique(kept["step"][::-1], return_index=True)
-        kept = {name: values[::-1][last] for name, values in kept.items()}
-    return kept
+def _kept_steps(steps: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the entries that count: events in memory may repeat steps after a resume, and the last entry counts."""
+    if np.all(np.diff(steps["step"]) > 0):
+        return steps
+    _, last = np.unique(steps["step"][::-1], return_index=True)
+    return {name: values[::-1][last] for name, values in steps.items()}
 
 
 def _evaluations(events: list[Evaluated]) -> dict[str, dict[str, Series]]:
-    by_split: dict[str, dict[int, Evaluated]] = {}
-    for event in events:
-        by_split.setdefault(event.split, {})[event.step] = event
-    return {split: _metrics([found[step] for step in sorted(found)]) for split, found in by_split.items()}
-
-
-def _metrics(events: list[Evaluated]) -> dict[str, Series]:
-    step = np.array([e.step for e in events], dtype=np.int64)
-    epoch = np.array([e.epoch for e in events], dtype=np.float64)
-    names = dict.fromkeys(name for e in events for name in e.metrics)
-    return {name: Series(name, step, epoch, _values(events, name)) for name in names}
-
-
-def _values(events: list[Evaluated], name: str) -> NDArray[np.float64]:
-    found = (e.metrics.get(name) for e in events)
-    return np.array([np.nan if v is None else v for v in found], dtype=np.float64)
+    """Return split -> metric -> curve; the last evaluation of a step counts."""
+    found: dict[str, dict[str, Series]] = {}
+    for split in dict.fromkeys(e.split for e in events):
+        by_step = {e.step: e for e in events if e.split == split}
+        mine = [by_step[step] for step in sorted(by_step)]
+        step = np.array([e.step for e in mine], dtype=np.int64)
+        epoch = np.array([e.epoch for e in mine], dtype=np.float64)
+        names = dict.fromkeys(name for e in mine for name in e.metrics)
+        found[split] = {n: Series(n, step, epoch, _with_gaps([e.metrics.get(n) for e in mine])) for n in names}
+    return found

@@ -309,22 +309,10 @@ def _own_hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-# --- manifests --------------------------------------------------------------------------------------------------------
-
+# --- locks ------------------------------------------------------------------------------------------------------------
 
 READERS_SECONDS = 5.0
 """How long a starting run waits for readers that only test whether the folder is in use."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The owner of a lock, as stored in the lock file."""
-
-    pid: int
-    host: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
 
 
 class RunLock:
@@ -354,7 +342,7 @@ class RunLock:
             try:
                 _lock_alone(descriptor)
             except BlockingIOError:
-                holder = noted_holder(descriptor)
+                holder = _noted_holder(descriptor)
                 os.close(descriptor)
                 raise ResourceError(
                     f"is in use by {holder or 'another process'}",
@@ -420,47 +408,43 @@ def locked(file: Path) -> Iterator[None]:
 
 def is_lock(file: Path) -> bool:
     """Return whether this is the lock file of a run, held or not."""
-    descriptor = open_lock(file)
-    if descriptor is None:
-        return False
-    holder = noted_holder(descriptor)
-    os.close(descriptor)
-    return holder is not None
-
-
-def open_lock(file: Path) -> int | None:
-    """Open a lock file for a test; None if there is none."""
-    try:
-        return os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
+    with _opened_lock(file) as descriptor:
+        return descriptor is not None and _noted_holder(descriptor) is not None
 
 
 def read_holder(file: Path) -> str | None:
     """Describe the process that has the lock of a run; None if it is free."""
-    descriptor = open_lock(file)
-    if descriptor is None:
+    with _opened_lock(file) as descriptor:
+        if descriptor is None:
+            return None
+        try:  # a shared lock, which is released immediately
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _noted_holder(descriptor) or "another process"
+        except OSError:  # a file system without locks
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         return None
-    holder = str(noted_holder(descriptor) or "another process") if is_held(descriptor) else None
-    os.close(descriptor)
-    return holder
 
 
-def is_held(descriptor: int) -> bool:
-    """Return whether a process has the exclusive lock: take a shared lock and release it immediately."""
+@contextmanager
+def _opened_lock(file: Path) -> Iterator[int | None]:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-def noted_holder(descriptor: int) -> Holder | None:
-    """Return the process in a lock file, whether or not it still has the lock."""
+def _noted_holder(descriptor: int) -> str | None:
+    """Describe the process in a lock file, whether or not it still has the lock."""
     try:
         data = parse_json(os.pread(descriptor, 4096, 0))
-        return Holder(int(data["pid"]), str(data["host"]))
+        return f"process {int(data['pid'])} on {data['host']}"
     except (ValueError, KeyError, TypeError, OSError):
         return None
 
@@ -758,9 +742,6 @@ def _damage(file: Path, problem: str) -> CheckpointError:
 
 
 PACKAGES = "tunesmith torch transformers accelerate datasets tokenizers safetensors numpy pyarrow"
-_FIX = (
-    "Start it with torchrun or accelerate launch, which set these variables, or unset RANK, LOCAL_RANK and WORLD_SIZE."
-)
 
 
 def package_versions() -> dict[str, str | None]:
@@ -787,13 +768,13 @@ def describe_environment() -> dict[str, Any]:
         "packages": package_versions(),
         "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
         "folder": os.getcwd(),
-        "commit": current_commit(),
+        "commit": _current_commit(),
     }
 
 
-def current_commit(folder: Path | None = None) -> str | None:
+def _current_commit() -> str | None:
     """Return the commit that is checked out; None outside of git. `rev-parse` runs nothing that a repository configures."""
-    words = ["git", "-C", str(folder or Path.cwd()), "rev-parse", "--verify", "--quiet", "HEAD"]
+    words = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
@@ -812,22 +793,17 @@ class Launch:
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch:
     """Return the rank and number of ranks; 0 of 1 without a launcher. Contradictory variables are a ConfigError."""
     given = os.environ if environ is None else environ
-    world = _number(given, "WORLD_SIZE", 1, low=1)
-    rank = _number(given, "RANK", 0)
-    _number(given, "LOCAL_RANK", 0)
-    _number(given, "MASTER_PORT", 0, high=65535)
+    fix = "Start it with torchrun or accelerate launch, which set these variables, or unset RANK, LOCAL_RANK and WORLD_SIZE."
+    numbers = {}
+    for name, default in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        text = given.get(name) or default
+        if not text.isdecimal() or len(text) > 9:
+            raise ConfigError(f"the variable {name} is {text[:60]!r}, not a number", fix=fix)
+        numbers[name] = int(text)
+    rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
     if rank >= world:
-        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {given.get('WORLD_SIZE', 'not set')}", fix=_FIX)
+        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {given.get('WORLD_SIZE', 'not set')}", fix=fix)
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not given.get(name)]
     if world > 1 and missing:
-        raise ConfigError(f"WORLD_SIZE is {world}, but {', '.join(missing)} is not set", fix=_FIX)
+        raise ConfigError(f"WORLD_SIZE is {world}, but {', '.join(missing)} is not set", fix=fix)
     return Launch(rank, world)
-
-
-def _number(given: Mapping[str, str], name: str, default: int, *, low: int = 0, high: int = 1_000_000) -> int:
-    text = given.get(name, "").strip()
-    if not text:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and low <= int(text) <= high):
-        raise ConfigError(f"the variable {name} is {text[:60]!r}, not a number from {low}", fix=_FIX)
-    return int(text)

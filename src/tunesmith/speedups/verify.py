@@ -357,7 +357,7 @@ def generators_unchanged(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        restore_generators({f"{name}.0": t for name, t in found["tensors"].items()}, found["plain"], 0, device)
+        restore_generators(found, device)
 
 
 def _stop_dropping(module: nn.Module) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.events import Evaluated, Event, Note, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.files import disk_error
 from tunesmith.runs.event_log import Journal, open_journal, read_journal
 from tunesmith.runs.folder import RunDir
 
@@ -48,12 +47,8 @@ class RunLog:
 
     def write(self, event: Event) -> None:
         """Append an event."""
-        if self._journal is None:
-            return
-        try:
+        if self._journal is not None:
             self._journal.append(event)
-        except OSError as error:
-            raise disk_error(error, self._journal.path) from error
 
     def step(self, event: StepDone, now: float) -> None:
         """Append an optimizer step that ended now, once, with the time since the one before."""

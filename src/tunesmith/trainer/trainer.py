@@ -864,9 +864,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         plain = _read_json(folder, GENERATOR_STATE)
         ranks, rank = from_plain(plain, load_file(folder / GENERATORS).__getitem__), self.args.process_index
         if rank < len(ranks):
-            found = ranks[rank][moment]
-            tensors = {f"{name}.0": tensor for name, tensor in found["tensors"].items()}
-            restore_generators(tensors, found["plain"], 0, self.args.device)
+            restore_generators(ranks[rank][moment], self.args.device)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the weights of a checkpoint; names and shapes must be the model's own."""

@@ -164,7 +164,6 @@ def capture(state: TrainState, identity: Identity, buffers: Tensors | None = Non
         "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
         "optimizer": plain,
         "generators": [g["plain"] for g in generators],
-        "extra": state.extra,
     }
     meta = {"kind": "checkpoint", "step": state.step, **identity.to_json()}
     return Snapshot(files, json.dumps(text, allow_nan=False), meta)
@@ -280,21 +279,17 @@ def belongs_to(folder: Path, run_id: str, *, damaged: bool = False) -> bool:
         return damaged
 
 
-def rotate(
-    run: RunDir, run_id: str, *, keep: int, last: int, best: Path | None = None, newest: bool = True
-) -> list[Path]:
-    """Delete the oldest checkpoints of this run until `keep` are left; `last` is the step of the newest published one.
+def rotate(run: RunDir, run_id: str, *, keep: int, last: int, best: Path | None = None) -> None:
+    """Delete the oldest checkpoints of this run until `keep` are left; the newest and the `best` one stay.
 
-    The `best` one stays, and so does the newest unless `newest` is False. One with a higher step is damaged (a resume skipped
-    it): it is neither deleted nor counted, so it never replaces an intact one.
+    `last` is the step of the newest published one. One with a higher step is damaged (a resume skipped it): it is neither
+    deleted nor counted, so it never replaces an intact one.
     """
     mine = [f for f in run.checkpoints() if checkpoint_step(f) <= last and belongs_to(f, run_id)]
     home = None if best is None else best.resolve()
-    kept = {f for f in mine[-1:] if newest} | {f for f in mine if f.resolve() == home}
-    old = [f for f in mine if f not in kept][: max(len(mine) - max(keep, len(kept)), 0)]
-    for folder in old:
+    others = [f for f in mine[:-1] if f.resolve() != home]
+    for folder in others[: max(len(mine) - keep, 0)]:
         retire(folder)
-    return old
 
 
 # Loading
@@ -343,13 +338,14 @@ def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, sett
     state.progress = BestSoFar(**plain["progress"])
     state.rows_limit = plain["rows_limit"]
     state.evaluation_due = bool(plain.get("evaluation_due", False))
-    state.extra = plain["extra"]
     if state.loss_scale is not None and plain["loss_scale"] is not None:
         state.loss_scale.scale.fill_(plain["loss_scale"][0])
         state.loss_scale.good_steps.fill_(plain["loss_scale"][1])
     rank = state.runtime.rank
     if rank < len(plain["generators"]):
-        restore_generators(load_file(folder / GENERATORS), plain["generators"][rank], rank, state.runtime.device)
+        stored = load_file(folder / GENERATORS).items()
+        mine = {name.removesuffix(f".{rank}"): tensor for name, tensor in stored if name.endswith(f".{rank}")}
+        restore_generators({"tensors": mine, "plain": plain["generators"][rank]}, state.runtime.device)
 
 
 def _load_vocabulary(state: TrainState, folder: Path) -> None:

@@ -40,7 +40,6 @@ from tunesmith.training.schedule import Plan
 from tunesmith.training.state import TrainState
 
 Listener = Callable[[Event], None]
-GOOD_ENDS = ("completed", "early_stopping")
 
 log = logging.getLogger(__name__)
 
@@ -244,10 +243,7 @@ class RunWriter:
     def on(self, event: Event) -> None:
         """Pass an event to the event log and the listeners, and act on it."""
         if self.journal is not None:
-            try:
-                self.journal.append(event)
-            except OSError as error:
-                raise disk_error(error, self.run.journal_file) from error
+            self.journal.append(event)
         for listener in self.listeners:
             listener(event)
         if isinstance(event, NonFinite) and self.plan.nan_action != "skip":
@@ -375,21 +371,18 @@ class RunWriter:
 
     def end(self, reason: str) -> None:
         """Write the last event and close the event log. A run has ended well only if that is on disk."""
-        ended_well = reason in GOOD_ENDS
+        event = RunEnded(self.state.step, reason, time.time())
         try:
-            if ended_well:
+            if event.finished:
                 self._finish_save(wait=True)
             self._wait_for_save()
             if self.journal is not None:
-                if ended_well:
+                if event.finished:
                     self.journal.settle()
-                self.on(RunEnded(self.state.step, reason, time.time()))
+                self.on(event)
                 self.journal.close()
-                self.journal = None
-        except (TunesmithError, OSError) as error:
-            if ended_well and isinstance(error, OSError):
-                raise disk_error(error, self.run.journal_file) from error
-            if ended_well:
+        except TunesmithError:
+            if event.finished:
                 raise
         finally:
             self.close()
@@ -401,8 +394,8 @@ class RunWriter:
         if journal is not None:
             try:
                 journal.close()
-            except OSError as error:
-                log.warning("%s: cannot be closed: %s", self.run.journal_file, error.strerror)
+            except ResourceError as error:
+                log.warning("%s", error.line())
 
 
 def free_memory_bytes() -> int:

@@ -99,8 +99,6 @@ class TrainState:
     """1.0 after a NaN or infinite step: later updates are skipped until the host has read it."""
     phase: Literal["gradients", "update", "done"] = "done"
     """Phase of the current step. During the update, some weights are old and some are new."""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """State of listeners that a checkpoint contains (JSON)."""
     speedups: Speedups | None = None
     """The result of `apply_speedups`. They are verified before the first step, and whenever the model has changed."""
     verified: Hashable | None = None
@@ -234,14 +232,13 @@ def generator_states(device: torch.device) -> dict[str, Any]:
     return {"tensors": tensors, "plain": plain}
 
 
-def restore_generators(
-    tensors: dict[str, torch.Tensor], plain: dict[str, Any], rank: int, device: torch.device
-) -> None:
-    """Restore the generators of one rank."""
+def restore_generators(states: dict[str, Any], device: torch.device) -> None:
+    """Restore the result of `generator_states`."""
+    tensors, plain = states["tensors"], states["plain"]
     version, numbers, gauss = plain["python"]
     random.setstate((version, tuple(numbers), gauss))
     kind, position, has_gauss, cached = plain["numpy"]
-    np.random.set_state((kind, tensors[f"numpy.{rank}"].numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(tensors[f"torch.{rank}"])
-    if device.type == "cuda" and f"cuda.{rank}" in tensors:
-        torch.cuda.set_rng_state(tensors[f"cuda.{rank}"], device)
+    np.random.set_state((kind, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(tensors["torch"])
+    if device.type == "cuda" and "cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["cuda"], device)

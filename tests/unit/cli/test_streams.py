@@ -67,10 +67,8 @@ def test_closed_stderr_does_not_write_into_run_files(tmp_path: Path) -> None:
         ({"RANK": "1"}, "RANK is 1 and WORLD_SIZE not set"),
         ({"RANK": "-1"}, "RANK is '-1'"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
-        ({"WORLD_SIZE": "1e3"}, "WORLD_SIZE is '1e3'"),
+        ({"WORLD_SIZE": "0"}, "RANK is 0 and WORLD_SIZE 0"),
         ({"LOCAL_RANK": "x"}, "LOCAL_RANK is 'x'"),
-        ({"MASTER_PORT": "99999"}, "MASTER_PORT is '99999'"),
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK is 2 and WORLD_SIZE 2"),
     ],
 )

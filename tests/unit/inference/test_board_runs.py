@@ -211,7 +211,7 @@ STEP = (
 JOURNALS = {
     "a loss of +-e": STEP % b"+-e",
     "a text for a number": STEP % b'"low"',
-    "nested": b'{"event": "Diagnosed", "step": 1, "finding": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
+    "nested": b'{"event": "Note", "step": 1, "text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
     "a time that is a text": b'{"event": "RunStarted", "run_id": "r", "step": 0, "num_steps": 9, "steps_per_epoch": 3.0,'
     b' "num_epochs": 3.0, "train_rows": 8, "time": "now"}\n',
     "metrics that are a list": b'{"event": "Evaluated", "step": 1, "epoch": 1, "split": "validation", "metrics": [], "n": 4}\n',

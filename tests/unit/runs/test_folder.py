@@ -13,7 +13,6 @@ from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.runs.folder import (
     RunDir,
     checkpoint_step,
-    current_commit,
     describe_environment,
     open_run,
     read_environment,
@@ -72,9 +71,6 @@ def test_absent_files_are_empty_and_new_fields_are_kept(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.json") == {"test": {"f1": {"value": None, "low": None}}}
 
 
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-
-
 def git(folder: Path, *words: str) -> str:
     env = {**os.environ, "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
     names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
@@ -82,35 +78,16 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    (folder / "deep" / "down").mkdir(parents=True)
-    git(folder, "init", "-q")
-    git(folder, "commit", "-q", "--allow-empty", "-m", "one")
-    return folder
-
-
-@needs_git
-def test_commit_matches_git(repository: Path, tmp_path: Path) -> None:
-    wanted = git(repository, "rev-parse", "HEAD")
-    assert current_commit(repository) == wanted
-    assert current_commit(repository / "deep" / "down") == wanted
-    git(repository, "pack-refs", "--all")
-    assert current_commit(repository) == wanted
-    git(repository, "checkout", "-q", "--detach")
-    assert current_commit(repository) == wanted
-    assert current_commit(tmp_path) is None
-
-
-@needs_git
-def test_commands_of_a_repository_are_not_run(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    canary = tmp_path / "canary"
-    git(repository, "config", "core.fsmonitor", f"touch {canary}")
-    monkeypatch.chdir(repository)
-    assert describe_environment()["commit"] == git(repository, "rev-parse", "HEAD")
-    canary.unlink(missing_ok=True)  # git itself may have run it
-    describe_environment()
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_commit_is_recorded_and_no_command_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert describe_environment()["commit"] is None
+    folder, canary = tmp_path / "project" / "deep", tmp_path / "canary"
+    folder.mkdir(parents=True)
+    git(folder.parent, "init", "-q")
+    git(folder.parent, "commit", "-q", "--allow-empty", "-m", "one")
+    wanted = git(folder, "rev-parse", "HEAD")
+    git(folder, "config", "core.fsmonitor", f"touch {canary}")
+    monkeypatch.chdir(folder)
+    assert describe_environment()["commit"] == wanted
     assert not canary.exists()

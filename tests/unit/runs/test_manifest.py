@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tunesmith.errors import CheckpointError, ResourceError
-from tunesmith.runs.folder import MANIFEST, RunLock, publish_folder, read_manifest, retire, sweep, verify
+from tunesmith.runs.folder import MANIFEST, publish_folder, read_manifest, retire, sweep, verify
 
 
 def fill(folder: Path) -> None:
@@ -63,24 +61,6 @@ def test_sweep_removes_leftovers_and_restores_a_folder(tmp_path: Path) -> None:
     sweep(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["best"]
     assert verify(tmp_path / "best")["step"] == 1
-
-
-def test_lock_names_its_process_and_ends_with_it(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from tunesmith.runs.folder import RunLock\n"
-        "lock = RunLock(Path(sys.argv[1])); lock.__enter__(); print('held', flush=True); sys.stdin.read()"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    with pytest.raises(ResourceError, match=f"process {holder.pid} on "):
-        RunLock(tmp_path / ".lock").__enter__()
-    holder.kill()
-    holder.communicate()
-    with RunLock(tmp_path / ".lock"):
-        pass
 
 
 def test_replaced_folder_keeps_user_files(tmp_path: Path) -> None:

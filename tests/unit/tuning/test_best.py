@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from killing import run_killed
+from faults.trials import run_killed
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
