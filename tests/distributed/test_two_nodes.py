@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from distributed.launching import Ended, finish, start, torchrun
+from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.events import Resumed, StepDone
 from tunesmith.runs.event_log import read_journal
@@ -23,7 +24,7 @@ FIRST, SECOND = "10.99.0.1", "10.99.0.2"
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=patient(20))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def nodes() -> Iterator[tuple[str, str]]:
         yield names
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False, timeout=20)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False, timeout=patient(20))
 
 
 def on_nodes(nodes: tuple[str, str], *words: str, fault: str = "") -> list[Ended]:

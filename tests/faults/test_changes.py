@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from patience import patient
 from sampling import crossed
 from tiny_model import GOOD, save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
@@ -389,11 +390,11 @@ def test_model_changed_while_served_is_not_used(run: RunDir) -> None:
     whole = file.read_bytes()
     flip_bit("model.safetensors", at=-400)(run.model, {})
     assert served.get().probabilities(["the good film"]).tolist() == before, "a loaded model depends on its file"
-    assert "sha256 differs" in (problems.get(timeout=60) or "")
+    assert "sha256 differs" in (problems.get(timeout=patient(60)) or "")
     assert served.get() is model
     file.write_bytes(whole)
     served.get()
-    assert problems.get(timeout=60) is None
+    assert problems.get(timeout=patient(60)) is None
     assert served.get() is not model
     shutil.rmtree(run.model)
     assert served.get().probabilities(["the good film"]).tolist() == before

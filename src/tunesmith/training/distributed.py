@@ -194,9 +194,17 @@ def _wait_for_gloo() -> None:
     quiet, until = 0, time.monotonic() + 30
     while quiet < 4 and time.monotonic() < until:
         time.sleep(0.05)
-        threads = [file.read_text() for file in Path("/proc/self/task").glob("*/stat")]
-        busy = any("gloo" in text and text.rpartition(")")[2].split()[0] == "R" for text in threads)
+        busy = any(_runs_gloo(file) for file in Path("/proc/self/task").glob("*/stat"))
         quiet = 0 if busy else quiet + 1
+
+
+def _runs_gloo(file: Path) -> bool:
+    """Return whether this is the state of a thread of gloo that is running; a thread may end at any moment."""
+    try:
+        name, _, rest = file.read_text().rpartition(")")
+    except OSError:
+        return False
+    return "gloo" in name and rest.split()[0] == "R"
 
 
 def leave_ranks() -> None:

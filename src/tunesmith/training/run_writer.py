@@ -381,7 +381,7 @@ class RunWriter:
                     self.journal.settle()
                 self.on(event)
                 self.journal.close()
-        except TunesmithError:
+        except (TunesmithError, OSError):
             if event.finished:
                 raise
         finally:

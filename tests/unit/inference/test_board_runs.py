@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import patient
 from synthetic_runs import make_folder, make_run
 from tunesmith.cli.main import main
 from tunesmith.events import NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
@@ -143,7 +144,7 @@ def test_run_is_running_while_its_lock_is_held(tmp_path: Path, holder) -> None:
     run = RunDir(tmp_path)
     assert status_of(run, None, 0.0) == "running"
     holder.terminate()
-    assert holder.wait(timeout=10) == 143
+    assert holder.wait(timeout=patient(10)) == 143
     assert status_of(run, "SIGTERM", 0.0) == status_of(run, "signal 15", 0.0) == "stopped"
 
 
