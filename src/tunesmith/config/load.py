@@ -579,6 +579,7 @@ def find_problems(
     problems = [
         *_check_ranges(config),
         *_check_sources(config, need_data=need_data),
+        *_check_gold(config),
         *_check_folds(config),
         *_check_best(config),
         *_check_columns(config),
@@ -646,7 +647,7 @@ def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
         if getattr(config, name) is not None and config.train_file is not None:
             yield name, "has no meaning for files", "It names a split of task_name or dataset_name"
     files = {config.train_file: "train_file"} if config.train_file else {}
-    for name in ("validation_file", "test_file"):
+    for name in ("validation_file", "gold_file", "test_file"):
         path = getattr(config, name)
         if path is not None and path in files:
             kind = "training" if files[path] == "train_file" else "validation"
@@ -655,6 +656,16 @@ def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
             yield name, f"is the same file as {files[path]}", fix
         elif path is not None:
             files[path] = name
+
+
+def _check_gold(config: RunConfig) -> Iterator[Problem]:
+    if config.gold_file is None:
+        return
+    for name in ("validation_file", "folds", "fold", "label_confidence_column_name"):
+        if getattr(config, name) is not None:
+            yield "gold_file", f"cannot be used together with {name}", "Set one of them"
+    if config.recipe == "best":
+        yield "gold_file", "cannot be used together with --recipe best", "Omit --recipe"
 
 
 def _check_folds(config: RunConfig) -> Iterator[Problem]:
@@ -752,7 +763,8 @@ def _unknown_metric(option: str, name: str, known: tuple[str, ...]) -> Problem:
 def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
     if config.eval_strategy == "steps" and config.eval_steps is None and config.logging_steps is None:
         yield "eval_steps", "eval_strategy steps needs a number of steps", "Add eval_steps, such as 500"
-    no_rows = config.validation_file is None and config.train_file is not None and config.validation_split_fraction == 0
+    given = config.validation_file or config.gold_file
+    no_rows = given is None and config.train_file is not None and config.validation_split_fraction == 0
     why = "eval_strategy is no" if config.eval_strategy == "no" else "there is no evaluation set" if no_rows else None
     if why is None:
         return

@@ -127,6 +127,8 @@ class Options:
     """Sheet of a spreadsheet. Default: the one that contains a table."""
     allow_empty_text: bool = False
     """Accept rows with empty text."""
+    gold_file: str | None = None
+    """Human labels, if the training labels are from an LLM: measures and corrects those, and all scores are on human labels."""
     labels_file: str | None = None
     """Corrected labels: a review file of `tunesmith audit` whose label column was edited."""
     strict_data: bool = False
@@ -301,7 +303,7 @@ class Recipe:
 DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
 """Names of separators that are hard to type in a shell."""
 PATH_OPTIONS = (
-    *("output_dir", "cache_dir", "train_file", "validation_file", "test_file", "labels_file"),
+    *("output_dir", "cache_dir", "train_file", "validation_file", "test_file", "gold_file", "labels_file"),
     *("model_name_or_path", "tokenizer_name", "dataset_name"),
 )
 """Options that are, or may be, the path of a file or folder."""

@@ -829,6 +829,13 @@ def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
     return source.with_cells(Dataset(table))
 
 
+def with_targets(part: Part, targets: np.ndarray[Any, Any]) -> Part:
+    """Return the part with these probabilities (rows, classes) as the soft labels of its rows."""
+    table = np.zeros((part.encoded.num_rows, targets.shape[1]))
+    table[slice(None) if part.rows is None else part.rows] = targets
+    return replace(part, encoded=_add_column(part.encoded, TARGETS, _as_arrow(table)))
+
+
 def correct_labels(part: Part, review: Source, columns: Sequence[str], labels: LabelMap) -> tuple[Part, int]:
     """Return the part with the labels of a review file, and the number of changes. A row with a different text is refused."""
     if labels.task is Task.MULTILABEL:

@@ -98,6 +98,8 @@ class DataBundle:
     """The findings of the audit; reading itself has none."""
     bad_rows: tuple[BadRow, ...] = ()
     """Rows that `skip_bad_rows` skipped."""
+    gold: dict[str, Any] | None = None
+    """Agreement, confusion matrix and decision of `gold_file`, as in data_summary.json."""
 
 
 def load_data(
@@ -113,7 +115,7 @@ def load_data(
     """
     options = ("encoding", "delimiter", "quoting", "sheet_name", "cache_dir", "skip_bad_rows")
     read = partial(read_source, on_progress=on_progress, **{name: getattr(config, name) for name in options})
-    given = {split: getattr(config, f"{split}_file") for split in ("train", "validation", "test")}
+    given = {split: getattr(config, f"{split}_file") for split in ("train", "validation", "test", "gold")}
     given |= {split: rows for split, rows in (data or {}).items() if rows is not None}
     sources, notes = gather_sources(given, config, read)
     columns = infer_columns(sources, config)
@@ -284,7 +286,7 @@ def _hold_out(
 ) -> dict[str, Part]:
     """Take the validation split from train if there is none and one is needed."""
     fraction, seed, fold = config.validation_split_fraction, _seed(config), config.fold
-    given = any(split.startswith("validation") for split in parts)
+    given = any(split.startswith(("validation", "gold")) for split in parts)
     if given and fold is not None:
         problem = "--folds uses training rows for validation, but there is a validation set"
         raise ConfigError(problem, fix="Omit --folds, or put all labeled rows into one training file.")
@@ -316,7 +318,7 @@ def _sample(parts: dict[str, Part], notes: list[str], task: Task, config: RunCon
     limits = {"train": config.max_train_samples, "validation": config.max_eval_samples, "test": config.max_eval_samples}
     drawn = {}
     for split, part in parts.items():
-        limit = next(limits[kind] for kind in limits if split.startswith(kind))
+        limit = next((limits[kind] for kind in limits if split.startswith(kind)), None)
         drawn[split] = sample_part(part, limit, task=task, seed=seed)
         if len(drawn[split]) < len(part):
             used = f"{len(drawn[split]):,} of {len(part):,} {split} rows"

@@ -495,13 +495,13 @@ def _number_sentences(part: Part, text: Sequence[str]) -> Ints:
     """Return (rows, texts): equal numbers for sentences that are equal after normalizing case and spaces."""
     import pyarrow as pa
 
-    cells = [_fold(table.column(name).combine_chunks()) for name in text for table in part.scan([name])]
+    cells = [fold_cells(table.column(name).combine_chunks()) for name in text for table in part.scan([name])]
     codes = pa.chunked_array(cells, pa.large_string()).combine_chunks().dictionary_encode().indices
     numbers: Ints = codes.to_numpy(zero_copy_only=False).reshape(len(text), len(part)).T
     return numbers
 
 
-def _fold(cells: Any) -> Any:
+def fold_cells(cells: Any) -> Any:
     """Return `" ".join(text.lower().split())` for a whole column."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -45,6 +45,7 @@ from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import LabelMap, Task
 from tunesmith.models.files import load_tokenizer, position_limit, read_config_file, require_segments, resolve_model
 from tunesmith.models.load import HeadNames, read_head_names, read_model_config
+from tunesmith.pipeline.gold import Gold, take_gold
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir, end_of, is_run, require_own_folder
 
@@ -105,7 +106,7 @@ NOT_COMPARED = frozenset(
 """Options that do not change the experiment."""
 INPUTS = (
     *("model_name_or_path", "tokenizer_name", "dataset_name"),
-    *("train_file", "validation_file", "test_file", "labels_file"),
+    *("train_file", "validation_file", "test_file", "gold_file", "labels_file"),
 )
 """Options that may name a folder or file that the run reads."""
 
@@ -221,6 +222,7 @@ class RunData:
     folder: Path
     new_head: bool
     notes: tuple[str, ...]
+    gold: Gold | None = None
 
 
 def read_run_data(
@@ -243,6 +245,9 @@ def read_run_data(
     bundle = load_data(
         config, data, head_names=head.names, on_progress=lambda done, total: progress("reading", done, total)
     )
+    gold = None
+    if config.gold_file is not None:
+        bundle, gold = take_gold(bundle)
     if not use_test:
         rows, parts = dict(bundle.splits), dict(bundle.parts)
         rows.pop("test", None), parts.pop("test", None)
@@ -250,7 +255,7 @@ def read_run_data(
     found = _match_head(bundle, folder, head, allow_new=config.ignore_mismatched_sizes)
     findings = audit_rows(bundle.parts, bundle.columns, bundle.labels, names_given=bundle.names_given)
     require_clean(findings, strict=config.strict_data)
-    return replace(found, bundle=replace(bundle, findings=tuple(findings)))
+    return replace(found, bundle=replace(bundle, findings=tuple(findings)), gold=gold)
 
 
 def load_run_tokenizer(config: RunConfig, folder: Path) -> Any:

@@ -282,7 +282,7 @@ INERT_NAMES = """
     cache_dir allow_changed_data allow_download
     train_file validation_file test_file test_split_name model_name_or_path tokenizer_name
     model_revision use_cpu ddp_timeout time_budget
-    strict_data labels_file
+    strict_data gold_file labels_file
 """
 INERT = frozenset(INERT_NAMES.split())
 """Options that may change when a run is resumed: they affect neither the order of the data nor the math."""

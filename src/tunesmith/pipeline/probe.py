@@ -325,7 +325,7 @@ def fit_linear(features: torch.Tensor, labels: torch.Tensor, task: Task, classes
     weights = (vectors @ (inverse[:, None] * products)).T
     scores = y - left_out + means
     variance = float(y.square().mean())
-    scale, shift = _fit_scale(scores, y + means, task)
+    scale, shift = fit_scale(scores, y + means, task)
     bias = scale * (means - weights @ center) + shift
     explained = 1 - error / variance if variance > 0 else 0.0
     return LinearFit(scale * weights, bias, scale * scores + shift, left_out.square().mean(1), explained)
@@ -376,7 +376,7 @@ PULL = 0.1
 """Penalty towards scale 1 and no shift, so that few rows or perfectly separated classes have finite logits."""
 
 
-def _fit_scale(scores: torch.Tensor, targets: torch.Tensor, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+def fit_scale(scores: torch.Tensor, targets: torch.Tensor, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a scale, and a shift for each class, that maximize the likelihood of held-out scores as logits."""
     start = torch.zeros(scores.shape[1] + 1, dtype=torch.double, device=scores.device)
     start[0] = 1.0

@@ -212,6 +212,7 @@ def write_data_summary(run: RunDir, prepared: Prepared) -> None:
         "findings": [f.to_json() for f in bundle.findings],
         "best_constant": _best_constant(prepared),
         "fingerprint": bundle.fingerprint,
+        "gold": bundle.gold,
         "recipe": list(prepared.settled.reasons),
         "floors": prepared.settled.baselines,
         "probe_rows": prepared.settled.probe_rows,

@@ -130,6 +130,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], ob
     from tunesmith.data.batches import padding_of
     from tunesmith.inference.model_folder import ModelFacts
     from tunesmith.pipeline import prepare as steps
+    from tunesmith.pipeline.gold import correct_labels
     from tunesmith.pipeline.probe import LoadedRun
     from tunesmith.pipeline.recipe import choose_recipe
     from tunesmith.training.loop import require_agreement
@@ -144,6 +145,8 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], ob
     loaded, runtime, why_float32 = steps.load_run_model(config, data, runtime)
     padding = padding_of(tokens.tokenizer)
     run = LoadedRun(tokens.config, loaded, bundle, splits, padding, suite, runtime, observer)
+    if data.gold is not None:
+        run = correct_labels(run, data.gold)
     settled = choose_recipe(run, tokens.decision)  # the only place where options change
     run = replace(run, config=settled.config)
     speedups = steps.speed_up(run)
@@ -159,8 +162,8 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], ob
     return steps.Prepared(
         config=run.config,
         runtime=runtime,
-        bundle=bundle,
-        tokenized=tokens.splits,
+        bundle=run.bundle,
+        tokenized={split: replace(part, rows=run.splits[split]) for split, part in tokens.splits.items()},
         tokenizer=tokens.tokenizer,
         padding=padding,
         facts=facts,
