@@ -154,10 +154,3 @@ def test_user_context_wraps_every_forward_pass(tmp_path: Path, name: str) -> Non
         found.append((entered, dtypes))
     assert found[1] == found[0]
     assert found[1] == (["in", "out"] * 7, [torch.bfloat16] * 7)
-
-
-@pytest.mark.parametrize("wanted", [True, "", "no-such-folder"])
-def test_resume_without_checkpoint_raises_value_error(tmp_path: Path, wanted: Any) -> None:
-    for number, trainer_class in enumerate(TRAINERS):
-        with pytest.raises(ValueError, match="valid checkpoint"):
-            make(trainer_class, tmp_path / str(number)).train(resume_from_checkpoint=wanted)

@@ -27,7 +27,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "the first step is logged": {"logging_first_step": True, "logging_steps": 7},
     "one log line per epoch": {"logging_strategy": "epoch", "save_strategy": "epoch"},
-    "no lines": {"logging_strategy": "no"},
     "intervals as fractions of the run": {
         "logging_steps": 0.2,
         "eval_strategy": "steps",
@@ -35,11 +34,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "save_steps": 0.5,
     },
     "an evaluation before the first step": {"eval_on_start": True, "eval_strategy": "epoch"},
-    "late evaluations": {"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 8},
     "late evaluations by epoch": {"eval_strategy": "epoch", "eval_delay": 1.5},
     "separate intervals": {"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 3, "save_steps": 10},
     "steps that end within an epoch": {"max_steps": 11, "logging_steps": 4, "eval_strategy": "epoch"},
-    "half an epoch": {"num_train_epochs": 1.5, "logging_steps": 3, "save_strategy": "epoch"},
     "more accumulation than batches": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 5},
     "the best are saved": {
         "eval_strategy": "steps",
@@ -60,10 +57,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rows dropped": {"dataloader_drop_last": True, "per_device_train_batch_size": 7, "logging_steps": 1},
     "tokens counted": {"include_num_input_tokens_seen": "all", "logging_steps": 5},
     "no clipping": {"max_grad_norm": 0.0, "logging_steps": 3},
-    "much clipping": {"max_grad_norm": 0.05, "logging_steps": 3},
-    "evaluation accumulation steps": {"eval_accumulation_steps": 2, "eval_strategy": "epoch"},
     "fp16, which a CPU doesn't have": {"fp16": True, "logging_steps": 3},
-    "losses only": {"prediction_loss_only": True, "eval_strategy": "epoch"},
     "sgd": {"optim": "sgd", "optim_args": "momentum=0.9", "logging_steps": 4},
     "adafactor": {"optim": "adafactor", "logging_steps": 4},
     "greedy scheduler": {

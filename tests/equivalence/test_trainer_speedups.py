@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from torch import nn
-from torch.nn import functional
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -119,26 +117,6 @@ def test_comparison_notices_a_wrong_packed_model(tmp_path: Path, monkeypatch: py
     trainer.train()
     assert trainer._packed.on == ()
     assert "changes the result" in trainer._packed.off["packing"]
-
-
-class Pooled(nn.Module):
-    """A custom model with an encoder; `masked=False` reads padding."""
-
-    def __init__(self, encoder: Any = None, masked: bool = True) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.encoder, self.head = encoder or bert().bert, nn.Linear(32, 2)
-        self.masked, self.calls = masked, 0
-
-    def embed(self, input_ids: Any, attention_mask: Any) -> Any:
-        hidden = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
-        mask = attention_mask.unsqueeze(-1).float() if self.masked else torch.ones(*hidden.shape[:2], 1)
-        return (hidden * mask).sum(1) / mask.sum(1)
-
-    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None) -> Any:
-        self.calls += 1
-        logits = self.head(self.embed(input_ids, attention_mask))
-        return {"loss": None if labels is None else functional.cross_entropy(logits, labels), "logits": logits}
 
 
 def language_model(kind: str) -> tuple[Any, dict[str, Any]]:

@@ -83,7 +83,7 @@ def test_resume_from_any_checkpoint_is_bit_identical(tmp_path: Path, options: di
     for step in range(1, last):
         again = new(tmp_path / f"from-{step}")
         again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
-        assert again.state.global_step == last
+        assert (again.state.global_step, again.state.total_flos) == (last, whole.state.total_flos)
         got = weights_of(again)
         assert got.keys() == expected.keys()
         assert all(torch.equal(got[n], expected[n]) for n in expected), step
@@ -114,31 +114,14 @@ def test_interrupted_run_logs_every_step_once(tmp_path: Path) -> None:
 
 
 def test_checkpoint_has_expected_files_and_no_pickle(tmp_path: Path) -> None:
-    trainer = make(tmp_path, model=PretrainedRegression(RegressionConfig(a=1)), save_steps=5)
-    trainer.train()
+    make(tmp_path, model=PretrainedRegression(RegressionConfig(a=1)), save_steps=5).train()
     folder = Path(get_last_checkpoint(str(tmp_path)))
     names = {p.name for p in folder.iterdir()}
     assert {"model.safetensors", "config.json", "trainer_state.json", "training_args.json", "MANIFEST.json"} <= names
     assert not [n for n in names if n.endswith((".bin", ".pt", ".pth", ".pkl"))]
     state = json.loads((folder / "trainer_state.json").read_text())
-    assert state["global_step"] == 12 or state["global_step"] == 10
-    assert state["log_history"]
-    loaded = PretrainedRegression.from_pretrained(folder)
-    stored = trainer.state.log_history
-    assert stored
-    assert isinstance(loaded.a.item(), float)
-
-
-def test_save_model_writes_a_loadable_folder(tmp_path: Path) -> None:
-    trainer = make(tmp_path, model=PretrainedRegression(RegressionConfig(a=1)), save_strategy="no")
-    trainer.train()
-    trainer.save_model(str(tmp_path / "model"))
-    loaded = PretrainedRegression.from_pretrained(tmp_path / "model")
-    assert torch.equal(loaded.a, trainer.model.a)
-    trainer.save_state()
-    trainer.save_metrics("train", {"train_loss": 1.0})
-    assert (tmp_path / "trainer_state.json").is_file()
-    assert json.loads((tmp_path / "all_results.json").read_text()) == {"train_loss": 1.0}
+    assert (state["global_step"], len(state["log_history"])) == (12, 6)
+    assert torch.isfinite(PretrainedRegression.from_pretrained(folder).a)
 
 
 def test_resume_without_checkpoint_raises(tmp_path: Path) -> None:
@@ -176,14 +159,6 @@ def test_weights_split_into_shards_are_verified(tmp_path: Path) -> None:
     save_file({"inner.bias": torch.zeros(8)}, folder / "inner.bias.safetensors")
     with pytest.raises(CheckpointError, match="sha256"):
         make(tmp_path / "again", max_steps=3).train(resume_from_checkpoint=str(folder))
-
-
-def test_different_data_or_seed_is_refused(tmp_path: Path) -> None:
-    make(tmp_path, max_steps=3).train()
-    with pytest.raises(CheckpointError, match="the training data changed"):
-        make(tmp_path, data=RegressionDataset(length=47)).train(resume_from_checkpoint=True)
-    with pytest.raises(CheckpointError, match="seed was 42 and is 1"):
-        make(tmp_path, seed=1).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize("option", [{"per_device_train_batch_size": 4}, {"gradient_accumulation_steps": 2}])
@@ -265,17 +240,6 @@ def test_resumed_run_sees_the_same_examples(tmp_path: Path) -> None:
     assert torch.equal(whole.model.seen, again.model.seen)
     rows = RegressionDataset(length=46).x
     assert sorted(whole.model.seen[:46].tolist()) == sorted(rows.tolist())
-
-
-def test_frozen_parameters_stay_frozen_after_a_resume(tmp_path: Path) -> None:
-    runs = []
-    for resume in (None, str(tmp_path / "0" / "checkpoint-5")):
-        trainer = make(tmp_path / str(len(runs)), model=Regression())
-        trainer.model.a.requires_grad_(False)
-        trainer.train(resume_from_checkpoint=resume)
-        runs.append(trainer)
-    assert runs[0].model.a.item() == runs[1].model.a.item() == 0.0
-    assert runs[0].model.b.item() == runs[1].model.b.item() != 0.0
 
 
 def test_resume_accepts_more_epochs(tmp_path: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import TrainerCallback, TrainerState
+from transformers import DataCollatorWithPadding, TrainerCallback, TrainerState
 from transformers.optimization import Adafactor, AdafactorSchedule
 from transformers.trainer_callback import ExportableState
 
@@ -22,6 +20,8 @@ from trainer_toys import (
     RegressionConfig,
     RegressionDataset,
     arguments,
+    arrow,
+    tokenizer,
 )
 from tunesmith import Trainer
 from tunesmith.events import StepDone
@@ -39,54 +39,6 @@ def make(folder: Path, *, model: Any = None, data: Any = None, kind: Any = Train
         eval_dataset=RegressionDataset(length=20, seed=1),
         **{"compute_metrics": Accuracy(), **own},
     )
-
-
-@pytest.fixture
-def heard() -> Iterator[list[str]]:
-    """Collect messages of transformers' Trainer logger, even if it doesn't propagate."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("transformers.trainer")
-    level = logger.level
-    logger.setLevel(logging.INFO)  # a different test may have changed the log level
-    logger.addHandler(handler)
-    yield said
-    logger.removeHandler(handler)
-    logger.setLevel(level)
-
-
-@pytest.mark.parametrize("how", ["compute_loss_func", "compute_loss"])
-def test_rows_are_evaluated_in_order_with_custom_loss(tmp_path: Path, how: str) -> None:
-    """The mean of a weighted loss depends on the rows in a batch."""
-    from datasets import Dataset
-    from transformers import BertTokenizerFast, DataCollatorWithPadding
-
-    from tiny_model import save_tiny_bert
-
-    folder = save_tiny_bert(tmp_path / "model")
-    tokenizer = BertTokenizerFast.from_pretrained(folder)
-    seen: list[int] = []
-
-    def weighted(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-        seen.extend(labels.tolist())
-        return outputs["logits"].sum() * 0.0
-
-    class Own(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
-            labels = inputs.pop("labels")
-            outputs = model(**inputs)
-            loss = weighted(outputs, labels)
-            return (loss, outputs) if return_outputs else loss
-
-    rows = tokenizer(["the film " * (1 + i % 4) for i in range(12)])
-    data = Dataset.from_dict({**rows, "labels": list(range(12))})
-    options = {"compute_loss_func": weighted} if how == "compute_loss_func" else {}
-    trainer = (Own if how == "compute_loss" else Trainer)(
-        tiny_bert(), arguments(tmp_path), data_collator=DataCollatorWithPadding(tokenizer), eval_dataset=data, **options
-    )
-    trainer.evaluate()
-    assert seen == list(range(12))
 
 
 class Scripted(Trainer):
@@ -164,29 +116,6 @@ def test_control_state_is_stored_in_the_checkpoint(tmp_path: Path) -> None:
     assert trainer.control.should_training_stop
 
 
-def test_resume_restores_the_trainer_state(tmp_path: Path) -> None:
-    options = {
-        "save_strategy": "steps",
-        "save_steps": 5,
-        "logging_steps": 5,
-        "eval_strategy": "steps",
-        "eval_steps": 10,
-    }
-
-    def run(**more: Any) -> Any:
-        trainer = make(tmp_path, data=RegressionDataset(length=128), **options)
-        trainer.train(**more)
-        state = json.loads(json.dumps(vars(trainer.state), default=str))
-        for line in state["log_history"]:
-            for name in [n for n in line if "runtime" in n or "per_second" in n or n == "train_loss"]:
-                del line[name]
-        return state, trainer.model.a.item(), trainer.model.b.item()
-
-    whole = run()
-    for step in (5, 15, 20):
-        assert run(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}")) == whole
-
-
 def test_optimizer_without_learning_rate_trains_and_saves(tmp_path: Path) -> None:
     model = Regression()
     optimizer = Adafactor(model.parameters(), scale_parameter=True, relative_step=True, warmup_init=True, lr=None)
@@ -220,3 +149,13 @@ def test_training_loss_after_resume_averages_new_steps(tmp_path: Path) -> None:
     later = make(tmp_path, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-15"))
     assert later.training_loss == pytest.approx(np.mean(losses[15:]), rel=1e-6)
     assert make(tmp_path, **options).train(resume_from_checkpoint=True).training_loss == 0.0, "nothing was left to do"
+
+
+def test_rows_sorted_by_length_are_returned_in_order(tmp_path: Path) -> None:
+    data, found = arrow(37), []
+    for size in (8, 1):
+        args = arguments(tmp_path, train_sampling_strategy="group_by_length", per_device_eval_batch_size=size)
+        collator = DataCollatorWithPadding(tokenizer())
+        found.append(Trainer(tiny_bert(), args, data_collator=collator, eval_dataset=data).predict(data))
+    assert found[0].label_ids.tolist() == data["label"]
+    assert np.allclose(found[0].predictions, found[1].predictions, atol=1e-5)

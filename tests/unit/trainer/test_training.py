@@ -63,14 +63,6 @@ def test_data_seed_alone_changes_the_order(tmp_path: Path) -> None:
     assert not torch.equal(runs[0].model.a, runs[2].model.a)
 
 
-def test_accumulation_equals_the_large_batch(tmp_path: Path) -> None:
-    small = make(tmp_path / "1", gradient_accumulation_steps=2, per_device_train_batch_size=4)
-    large = make(tmp_path / "2")
-    small.train()
-    large.train()
-    assert small.model.a.item() == pytest.approx(large.model.a.item(), abs=1e-6)
-
-
 def test_training_step_can_be_wrapped_or_replaced(tmp_path: Path) -> None:
     calls: list[Any] = []
 
@@ -93,20 +85,6 @@ def test_training_step_can_be_wrapped_or_replaced(tmp_path: Path) -> None:
     assert torch.equal(runs[0].model.a, runs[1].model.a)
     assert runs[2].model.a.item() == pytest.approx(runs[0].model.a.item(), abs=1e-6)
     assert outputs[2].training_loss == pytest.approx(outputs[0].training_loss, rel=1e-5)
-
-
-def test_model_init_creates_a_new_model_for_each_run(tmp_path: Path) -> None:
-    trainer = make(tmp_path, model_init=lambda: Regression(a=0.5))
-    trainer.train()
-    first = trainer.model.a.item()
-    trainer.train()
-    assert trainer.model.a.item() == first
-    with pytest.raises(RuntimeError, match="model_init"):
-        Trainer(model_init=Regression, args=arguments(tmp_path), optimizers=(object(), None))
-    with pytest.raises(RuntimeError, match="requires either"):
-        Trainer(args=arguments(tmp_path))
-    with pytest.raises(ValueError, match="not both"):
-        Trainer(Regression(), arguments(tmp_path), model_init=Regression)
 
 
 def test_nan_or_infinite_loss_stops_run_and_keeps_weights(tmp_path: Path) -> None:
@@ -134,22 +112,6 @@ def test_training_step_can_be_called_before_train(tmp_path: Path) -> None:
     assert torch.equal(loss, predicted)
     assert loss.item() == pytest.approx(5.0)
     assert trainer.model.a.grad is not None
-
-
-def test_log_level_shows_the_start_of_the_run(tmp_path: Path) -> None:
-    from transformers.testing_utils import CaptureLogger
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    try:
-        with CaptureLogger(logging.get_logger()) as seen:
-            make(tmp_path / "1", max_steps=1, log_level="info").train()
-        with CaptureLogger(logging.get_logger()) as quiet:
-            make(tmp_path / "2", max_steps=1, log_level="error").train()
-    finally:
-        logging.set_verbosity(before)
-    assert "Running training" in seen.out
-    assert "Running training" not in quiet.out
 
 
 def test_optuna_search_returns_the_best_run(tmp_path: Path) -> None:
