@@ -183,6 +183,12 @@ CONTAINERS = {
     "other kind": json_lines(
         jsonl('{"text": "a", "label": 3}'), "x.jsonl:5:label: a whole number here, text in line 1"
     ),
+    "list of a number and true": json_lines(
+        '{"text": "a", "label": [1.5]}\n{"text": "b", "label": [true]}\n', "x.jsonl:2:label: a list of true/false here"
+    ),
+    "a number of 70 bits": json_lines(
+        jsonl('{"text": "a", "n": 1180591620717411303424}'), "x.jsonl:5:n: a number of more"
+    ),
     "half a surrogate": json_lines(jsonl('{"text": "\\ud800", "label": "x"}'), "x.jsonl:5:text: "),
     "empty line in jsonl": json_lines(jsonl("", '{"text": "a", "label": "x"}'), "x.jsonl:5: an empty line"),
     "array in jsonl": json_lines("[{}]", "x.jsonl:1: starts with '['"),

@@ -292,19 +292,21 @@ async def ask(app: Any, path: str, body: bytes = b"") -> tuple[int, bytes]:
     """Return status and body of a request, or the start of a stream; 599 without a response."""
     host = f"127.0.0.1:{PORT}"
     headers = {"host": host, "cookie": f"tunesmith-{PORT}={TOKEN}", "origin": f"http://{host}"}
-    headers |= {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
-    headers |= {"content-length": str(len(body))}
-    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST" if body else "GET"}
+    headers |= {
+        "authorization": f"Bearer {TOKEN}",
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+    }
     name, _, query = path.partition("?")
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "root_path": ""}
     scope |= {
+        "method": "POST" if body else "GET",
         "path": name,
         "raw_path": name.encode(),
         "query_string": query.encode(),
-        "scheme": "http",
-        "root_path": "",
     }
-    scope |= {"headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
     scope |= {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", PORT)}
+    scope |= {"headers": [(key.encode(), value.encode()) for key, value in headers.items()]}
     status, text, done = 599, b"", asyncio.Event()
     parts = [{"type": "http.request", "body": body, "more_body": False}]
 

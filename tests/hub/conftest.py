@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
@@ -19,14 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save
 
+from hub.server import Hub, serve
 from patience import patient
-
-_spec = importlib.util.spec_from_file_location("hub_server", Path(__file__).with_name("server.py"))
-assert _spec is not None
-assert _spec.loader is not None
-hub_server = importlib.util.module_from_spec(_spec)
-sys.modules["hub_server"] = hub_server  # dataclasses look up their module there
-_spec.loader.exec_module(hub_server)
 
 FEATURES = {
     "sentence1": {"dtype": "string", "_type": "Value"},
@@ -59,17 +52,9 @@ def mrpc_parquet(rows: int, *, labeled: bool = True) -> bytes:
 def tiny_model_files() -> dict[str, bytes]:
     """Return the files of a one-layer BERT encoder, including files that must never be downloaded."""
     rng = np.random.default_rng(0)
-    config = {
-        "architectures": ["BertModel"],
-        "model_type": "bert",
-        "vocab_size": 8,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "max_position_embeddings": 32,
-        "type_vocab_size": 2,
-    }
+    sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 16, "max_position_embeddings": 32, "type_vocab_size": 2}
+    config = {"architectures": ["BertModel"], "model_type": "bert", **sizes}
     weights = {"embeddings.word_embeddings.weight": rng.normal(size=(8, 8)).astype(np.float32)}
     return {
         "config.json": json.dumps(config).encode(),
@@ -86,21 +71,14 @@ def tiny_model_files() -> dict[str, bytes]:
 @pytest.fixture
 def hub() -> Iterator[Any]:
     """Start a server with nyu-mll/glue (also under its old name glue), some/model and a model that has only pickles."""
-    hub = hub_server.Hub()
-    hub.add(
-        "datasets",
-        "nyu-mll/glue",
-        {
-            "README.md": f"{CARD}---\n# GLUE\n".encode(),
-            "mrpc/train-00000-of-00001.parquet": mrpc_parquet(3000),
-            "mrpc/validation-00000-of-00001.parquet": mrpc_parquet(8),
-            "mrpc/test-00000-of-00001.parquet": mrpc_parquet(9, labeled=False),
-        },
-    )
+    hub = Hub()
+    splits = {"train": mrpc_parquet(3000), "validation": mrpc_parquet(8), "test": mrpc_parquet(9, labeled=False)}
+    files = {f"mrpc/{split}-00000-of-00001.parquet": data for split, data in splits.items()}
+    hub.add("datasets", "nyu-mll/glue", {"README.md": f"{CARD}---\n# GLUE\n".encode(), **files})
     hub.renamed[("datasets", "glue")] = "nyu-mll/glue"
     hub.add("models", "some/model", tiny_model_files())
     hub.add("models", "some/pickles", {"config.json": b"{}", "pytorch_model.bin": b"\x80\x04."})
-    with hub_server.serve(hub):
+    with serve(hub):
         yield hub
 
 
@@ -139,10 +117,9 @@ print(json.dumps(answers))
 """
 
 
-@pytest.fixture
-def call() -> Callable[..., Any]:
-    """Return a function that describes a client call: call("splits", "glue", "mrpc") or call("files", "some/model")."""
-    return lambda verb, *args, **options: (verb, args, options)
+def call(verb: str, *args: Any, **options: Any) -> tuple[str, Any, Any]:
+    """Describe a client call: call("splits", "glue", "mrpc") or call("files", "some/model")."""
+    return verb, args, options
 
 
 @pytest.fixture
@@ -152,14 +129,8 @@ def client(hub: Any, tmp_path: Path) -> Client:
     def run(*calls: Any, **environment: str) -> list[Answer]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_"))}
         clean |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONWARNINGS": "ignore"} | environment
-        done = subprocess.run(
-            [sys.executable, "-c", _SCRIPT, json.dumps(calls)],
-            env=clean,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=patient(120),
-        )
+        command = [sys.executable, "-c", _SCRIPT, json.dumps(calls)]
+        done = subprocess.run(command, env=clean, capture_output=True, text=True, check=False, timeout=patient(120))
         assert done.returncode == 0, done.stderr
         return [Answer(**answer) for answer in json.loads(done.stdout.splitlines()[-1])]
 

@@ -147,18 +147,9 @@ class Handler(BaseHTTPRequestHandler):
             getattr(self, verb)(repo=repo, name=name, **parts)
 
     def info(self, *, repo: Repo, name: str) -> None:
-        self.json(
-            {
-                "id": name,
-                "sha": repo.sha,
-                "private": False,
-                "gated": False,
-                "disabled": False,
-                "tags": [],
-                "downloads": 0,
-            }
-            | {"likes": 0, "siblings": [{"rfilename": p} for p in sorted(repo.files)]}
-        )
+        flags = dict.fromkeys(("private", "gated", "disabled"), False)
+        siblings = [{"rfilename": path} for path in sorted(repo.files)]
+        self.json({"id": name, "sha": repo.sha, **flags, "tags": [], "downloads": 0, "likes": 0, "siblings": siblings})
 
     def tree(self, *, repo: Repo, name: str, path: str | None) -> None:
         folder = (path or "").strip("/")
@@ -258,11 +249,8 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def refuse(self, code: str, message: str, headers: dict[str, str] | None = None) -> None:
-        self.reply(
-            404,
-            json.dumps({"error": message}).encode(),
-            {"X-Error-Code": code, "X-Error-Message": message} | (headers or {}),
-        )
+        headers = {"X-Error-Code": code, "X-Error-Message": message} | (headers or {})
+        self.reply(404, json.dumps({"error": message}).encode(), headers)
 
     def reply(
         self, status: int, data: bytes, headers: dict[str, str] | None = None, *, length: int | None = None

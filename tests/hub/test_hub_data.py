@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hub.conftest import call
 from patience import patient
 
 pytestmark = pytest.mark.slow
@@ -16,7 +17,7 @@ TRAIN = "mrpc/train-00000-of-00001.parquet"
 NOBODY = "http://127.0.0.1:9"
 
 
-def test_dataset_is_downloaded_once_and_loads_offline(hub: Any, client: Any, call: Any) -> None:
+def test_dataset_is_downloaded_once_and_loads_offline(hub: Any, client: Any) -> None:
     [cold] = client(call("splits", "glue", "mrpc"))
     assert cold.value == MRPC
     assert len([d for d in hub.downloads() if d.startswith("/storage/")]) == 3
@@ -36,7 +37,7 @@ def test_dataset_is_downloaded_once_and_loads_offline(hub: Any, client: Any, cal
     assert unreachable.seconds < patient(5)  # `load_dataset` without tunesmith retries for 25 s
 
 
-def test_unreachable_hub_without_copy_is_reported_in_one_line(client: Any, call: Any) -> None:
+def test_unreachable_hub_without_copy_is_reported_in_one_line(client: Any) -> None:
     [down] = client(call("splits", "glue", "mrpc"), HF_ENDPOINT=NOBODY)
     assert down.error == "ResourceError"
     assert down.line.startswith("the dataset glue (mrpc) is not on this machine and the Hub cannot be reached")
@@ -46,7 +47,7 @@ def test_unreachable_hub_without_copy_is_reported_in_one_line(client: Any, call:
     assert "is not on this machine and offline mode is on" in offline.line
 
 
-def test_wrong_name_error_suggests_nearest_name(client: Any, call: Any) -> None:
+def test_wrong_name_error_suggests_nearest_name(client: Any) -> None:
     name, config, several = client(
         call("splits", "gleu", "mrpc"), call("splits", "glue", "mrcp"), call("splits", "glue")
     )
@@ -57,7 +58,7 @@ def test_wrong_name_error_suggests_nearest_name(client: Any, call: Any) -> None:
     assert several.line == f"the dataset nyu-mll/glue has several configs. {listed}"
 
 
-def test_missing_files_raise_and_renamed_dataset_loads(hub: Any, client: Any, call: Any) -> None:
+def test_missing_files_raise_and_renamed_dataset_loads(hub: Any, client: Any) -> None:
     hub.renamed[("datasets", "oldglue")] = "nyu-mll/glue"
     broken, whole = client(call("splits", "glue", "broken"), call("splits", "oldglue", "mrpc"))
     assert broken.error == "DataError"
@@ -66,7 +67,7 @@ def test_missing_files_raise_and_renamed_dataset_loads(hub: Any, client: Any, ca
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_damaged_repository_raises_data_error(hub: Any, client: Any, call: Any, damage: str) -> None:
+def test_damaged_repository_raises_data_error(hub: Any, client: Any, damage: str) -> None:
     files = hub.repos[("datasets", "nyu-mll/glue")].files
     if damage == "gone":
         del files[TRAIN]
@@ -79,7 +80,7 @@ def test_damaged_repository_raises_data_error(hub: Any, client: Any, call: Any, 
     assert "\n" not in answer.line
 
 
-def test_dropped_connection_raises_and_retry_succeeds(hub: Any, client: Any, call: Any, tmp_path: Path) -> None:
+def test_dropped_connection_raises_and_retry_succeeds(hub: Any, client: Any, tmp_path: Path) -> None:
     hub.cut[TRAIN] = 2000
     [broken] = client(call("splits", "glue", "mrpc"))
     assert broken.error == "ResourceError"
@@ -92,7 +93,7 @@ def test_dropped_connection_raises_and_retry_succeeds(hub: Any, client: Any, cal
     assert whole.value == MRPC
 
 
-def test_leftovers_of_killed_process_are_ignored(client: Any, call: Any, tmp_path: Path) -> None:
+def test_leftovers_of_killed_process_are_ignored(client: Any, tmp_path: Path) -> None:
     [first] = client(call("splits", "glue", "mrpc"))
     assert first.value == MRPC
     [info] = (tmp_path / "hf" / "datasets").rglob("dataset_info.json")

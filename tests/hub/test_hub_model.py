@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hub.conftest import call
 from patience import patient
 
 pytestmark = pytest.mark.slow
@@ -14,7 +15,7 @@ FILES = ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt
 NOBODY = "http://127.0.0.1:9"
 
 
-def test_safe_files_are_downloaded_once_and_work_offline(hub: Any, client: Any, call: Any) -> None:
+def test_safe_files_are_downloaded_once_and_work_offline(hub: Any, client: Any) -> None:
     [cold] = client(call("files", "some/model"))
     assert cold.value == FILES
     assert not any(word in line for line in hub.downloads() for word in (".bin", ".py", "onnx"))
@@ -30,7 +31,7 @@ def test_safe_files_are_downloaded_once_and_work_offline(hub: Any, client: Any, 
     assert offline.value == forbidden.value == unreachable.value == FILES
 
 
-def test_dropped_connection_raises_and_retry_resumes(hub: Any, client: Any, call: Any) -> None:
+def test_dropped_connection_raises_and_retry_resumes(hub: Any, client: Any) -> None:
     hub.cut["model.safetensors"] = 50
     [broken] = client(call("files", "some/model"))
     assert broken.error == "ResourceError"
@@ -45,7 +46,7 @@ def test_dropped_connection_raises_and_retry_resumes(hub: Any, client: Any, call
     assert len(hub.downloads()) == 1  # the other files were kept
 
 
-def test_wrong_name_pickle_or_revision_fails_quickly(client: Any, call: Any) -> None:
+def test_wrong_name_pickle_or_revision_fails_quickly(client: Any) -> None:
     wrong, pickles, revision = client(
         call("files", "bert-base-uncasd"), call("files", "some/pickles"), call("files", "some/model", revision="v9")
     )
@@ -62,7 +63,7 @@ def test_wrong_name_pickle_or_revision_fails_quickly(client: Any, call: Any) -> 
     assert max(a.seconds for a in (wrong, pickles, revision, down)) < patient(5)
 
 
-def test_silent_hub_times_out_within_five_seconds(client: Any, call: Any) -> None:
+def test_silent_hub_times_out_within_five_seconds(client: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts the connection but never responds
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         [answer] = client(call("files", "some/model"), HF_ENDPOINT=endpoint)

@@ -421,7 +421,12 @@ class ColumnTypes:
             try:
                 _, kind = _fit([value], known)
             except _UNFIT as error:
-                reason = short_text(error)
+                if isinstance(error, OverflowError):
+                    reason = "a number of more than 64 bits"
+                elif isinstance(error, UnicodeError):
+                    reason = "half of a surrogate pair, which is not a character"
+                else:
+                    reason = "a list of mixed values" if isinstance(value, list) else short_text(error)
                 with suppress(*_UNFIT):
                     kind = pa.array([value]).type
                     if _say(kind) != _say(known) and not pa.types.is_null(known):
@@ -439,6 +444,9 @@ def _fit(values: list[Any], known: Any) -> tuple[Any, Any]:
     import pyarrow as pa
 
     array = pa.array(values)
+    numbers = pa.types.is_list(array.type) and pa.types.is_floating(array.type.value_type)
+    if numbers and any(isinstance(item, bool) for cell in values for item in cell or ()):
+        raise TypeError("pyarrow would write true as 1.0")
     schemas = [pa.schema({"column": kind}) for kind in (known, array.type)]
     kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     text = {pa.null(): pa.string(), pa.list_(pa.null()): pa.list_(pa.string())}
@@ -450,6 +458,7 @@ def _say(kind: Any) -> str:
     import pyarrow as pa
 
     if pa.types.is_list(kind):
-        return f"a list of {_say(kind.value_type).removeprefix('a ')}"
+        inner = _say(kind.value_type)
+        return f"a list of {inner[2:]}s" if inner.endswith("number") else f"a list of {inner}"
     words = {"null": "null", "bool": "true/false", "int64": "a whole number", "double": "a number", "string": "text"}
     return words.get(str(kind), str(kind))

@@ -25,8 +25,6 @@ from tunesmith.data.text_files import choose_dialect, delimited_blocks
 from tunesmith.errors import ConfigError, DataError, ResourceError
 
 LOOKALIKES = ["NA", "null", "None", "007", "1e5", "TRUE", "nan", "", " x ", "-", "=1+1", "1,5", 'a "b" c', "é\u2028ü"]
-
-
 EXAMPLES = int(os.environ.get("TUNESMITH_EXAMPLES", "100"))
 
 
@@ -67,35 +65,31 @@ def test_mixed_line_ends_are_read(tmp_path: Path) -> None:
     assert lines_of(path) == [2, 3, 4, 6]
 
 
+AB = [{"a": "1", "b": "2"}]
+READINGS: dict[str, tuple[str, str | bytes, dict[str, str], list[dict[str, str]]]] = {
+    "quotes set for tsv": ("x.tsv", 'a\tb\n"x\ny"\t1\n', {"quoting": "minimal"}, [{"a": "x\ny", "b": "1"}]),
+    **{f"mark of {code}": ("x.csv", as_csv(ROWS).encode(code), {}, ROWS) for code in ("utf-8-sig", "utf-16", "utf-32")},
+    **{
+        code: ("x.csv", f"a,b\n{word},2\n".encode(code), {"encoding": code}, [{"a": word, "b": "2"}])
+        for code, word in (("cp1252", "naïve"), ("shift_jis", "日本"), ("utf-16-le", "naïve"))
+    },
+    "empty lines in one column": ("x.csv", "a\nb\n\nc\n", {}, [{"a": "b"}, {"a": ""}, {"a": "c"}]),
+    "nameless column": ("x.csv", ",text\n0,a\n", {}, [{"unnamed_1": "0", "text": "a"}]),
+    "named delimiter": ("x.csv", "a;b\n1;2,3\n", {"delimiter": "semicolon"}, [{"a": "1", "b": "2,3"}]),
+    "delimiter of a text file": ("x.txt", "a|b\n1|2\n", {"delimiter": "|"}, AB),
+    "delimiter named in the file": ("x.csv", "sep=;\na;b\n1;2\n", {}, AB),
+}
+
+
+@pytest.mark.parametrize("case", READINGS)
+def test_table_is_read_as_written(case: str, tmp_path: Path) -> None:
+    name, data, options, rows = READINGS[case]
+    assert read(write(tmp_path / name, data), **options) == rows
+
+
 def test_tsv_keeps_stray_quotes_and_all_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tsv", 'a\tb\n"open\t1\nmiddle\t2\n"again\t3\nx "y" z\t4\n')
     assert [row["a"] for row in read(path)] == ['"open', "middle", '"again', 'x "y" z']
-    assert read(write(tmp_path / "y.tsv", 'a\tb\n"x\ny"\t1\n'), quoting="minimal") == [{"a": "x\ny", "b": "1"}]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
-def test_byte_order_mark_determines_encoding(encoding: str, tmp_path: Path) -> None:
-    assert read(write(tmp_path / "x.csv", as_csv(ROWS).encode(encoding))) == ROWS
-
-
-@pytest.mark.parametrize("encoding", ["cp1252", "shift_jis", "utf-16-le"])
-def test_encoding_option_is_used(encoding: str, tmp_path: Path) -> None:
-    word = "日本" if encoding == "shift_jis" else "naïve"
-    path = write(tmp_path / "x.csv", f"text,label\n{word},1\n".encode(encoding))
-    assert read(path, encoding=encoding) == [{"text": word, "label": "1"}]
-
-
-def test_one_column_file_keeps_empty_lines(tmp_path: Path) -> None:
-    assert read(write(tmp_path / "x.csv", "text\na\n\nb\n")) == [{"text": "a"}, {"text": ""}, {"text": "b"}]
-
-
-def test_nameless_column_gets_a_name(tmp_path: Path) -> None:
-    assert read(write(tmp_path / "x.csv", ",text\n0,a\n")) == [{"unnamed_1": "0", "text": "a"}]
-
-
-def test_delimiter_can_be_named(tmp_path: Path) -> None:
-    assert read(write(tmp_path / "x.csv", "a;b\n1;2,3\n"), delimiter="semicolon") == [{"a": "1", "b": "2,3"}]
-    assert read(write(tmp_path / "x.txt", "a|b\n1|2\n"), delimiter="|") == [{"a": "1", "b": "2"}]
 
 
 @pytest.mark.parametrize(
@@ -221,19 +215,11 @@ def test_mrpc_and_trec_read_equal_from_tsv_and_parquet(shared: Path, tmp_path: P
 
 
 cell = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
-
-
 tricky = st.sampled_from(["", '"', '""', ",", "\n", "\r", "\r\n", '",\n"', "NA", "é", "\ufeff", "\u2028", "\x1c"])
-
-
 grids = st.integers(1, 4).flatmap(
     lambda width: st.lists(st.lists(cell | tricky, min_size=width, max_size=width), min_size=1, max_size=12)
 )
-
-
 newlines = st.sampled_from(["\n", "\r\n", "\r"])
-
-
 property_settings = settings(
     max_examples=EXAMPLES,
     deadline=None,
