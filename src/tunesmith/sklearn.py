@@ -66,6 +66,8 @@ def finetune_data(
     rows = train_data if data is None else data
     try:
         if labels is not None:
+            if len(names := tuple(text_columns_of(rows))) > 2:
+                options.setdefault("text_column_names", names)
             rows = labelled_table(rows, labels)
         tables = {"train_data": rows, "validation_data": validation_data, "test_data": test_data}
         return _train(config, observer, **tables, **options)
@@ -293,8 +295,10 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         if rows == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         refuse_labels_as_text(columns, column)
-        table = columns_table({f"text_{k}": v for k, v in enumerate(columns.values(), 1)} | {"label": column})
-        names = tuple(f"text_{k}" for k in range(1, len(columns) + 1))
+        # The names of three or more columns are part of the text.
+        names = tuple(columns) if len(columns) > 2 else tuple(f"text_{k}" for k in range(1, len(columns) + 1))
+        label = "label" if "label" not in names else "the_label"
+        table = columns_table(dict(zip(names, columns.values(), strict=True)) | {label: column})
         folder = (
             str(free_folder(Path(self.output_dir))) if self.output_dir else str(Path(_temporary_folder(self)) / "run")
         )
@@ -307,7 +311,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self.run_ = finetune_data(
             table,
             text_column_names=names,
-            label_column_name="label",
+            label_column_name=label,
             output_dir=folder,
             observer=None if self.verbose else RunObserver(pages=self.output_dir is not None),
             **{**options, **given},
@@ -349,6 +353,10 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         known = list(getattr(self, "feature_names_in_", ()))
         if hasattr(X, "columns") and known and list(X.columns) != known:
             raise ValueError(f"The feature names should match those that were passed during fit: {known}")
+        if len(columns) > 2:
+            return self.predictor_.probabilities(
+                dict(zip(self.predictor_.facts.text_columns or (), columns, strict=True))
+            )
         return self.predictor_.probabilities(columns[0], columns[1] if len(columns) == 2 else None)
 
     def save(self, folder: str | Path) -> Path:

@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     from tunesmith.cli.console import Console
     from tunesmith.data.read import read_labelled
+    from tunesmith.data.render import input_columns
     from tunesmith.data.rows import Columns
     from tunesmith.errors import DataError
     from tunesmith.metrics.table import make_suite
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         labels.task, names=names, glue_task=glue, positive_name=labels.positive_name, thresholds=labels.thresholds
     )
     predictor = load_predictor(args)
-    texts = [dataset[name][:] for name in text]
+    texts = [dataset[name][:] for name in input_columns(text)]
     logits = predict_on_console(predictor, texts, console, max_rows=args.batch_size, what="evaluating")
     scores = suite.compute_with_intervals(logits, np.asarray(dataset["labels"]))
     if next(iter(scores.values())).n == 0:

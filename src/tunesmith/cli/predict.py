@@ -95,6 +95,9 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.errors import ConfigError
 
     texts, pairs = args.text, args.text_pair
+    if facts.rendered:
+        problem = f"the model reads the columns {', '.join(facts.text_columns)}, not one text"
+        raise ConfigError(problem, fix="Use --input FILE; --input - reads csv or JSON lines from stdin.")
     wanted = len(facts.text_columns) if facts.text_columns is not None else (1 if pairs is None else 2)
     if wanted == 2 and pairs is None and len(texts) == 2:
         texts, pairs = texts[:1], texts[1:]
@@ -163,9 +166,10 @@ def _read_columns(facts: Any, args: argparse.Namespace, console: Any) -> tuple[d
     if is_graph_folder(Path(args.run)):  # an exported model: only the packages that it needs
         from tunesmith.inference.bulk import read_whole
 
-        text = chosen_names(args) or facts.text_columns or ("text",)
+        text = chosen_names(args, facts) or ("text",)
         return read_whole(args.input, plain_options(options)), tuple(text)
     from tunesmith.data.read import read_unlabelled
+    from tunesmith.data.render import input_columns
     from tunesmith.data.text_files import read_stdin
 
     source: Any = Path(args.input)
@@ -173,7 +177,8 @@ def _read_columns(facts: Any, args: argparse.Namespace, console: Any) -> tuple[d
         source = read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")})
     text = text_columns(args, facts, source)
     found = read_unlabelled(source, text=text, on_progress=partial(console.progress, "reading"), **options)
-    return {name: found.dataset[name][:] for name in found.column_names}, text
+    added = set(input_columns(text)) - set(text)
+    return {name: found.dataset[name][:] for name in found.column_names if name not in added}, text
 
 
 def plain_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -201,8 +206,8 @@ def predict_many(facts: Any, args: argparse.Namespace) -> int:
             raise ConfigError(f"--{flag} doesn't accept a URL", where=getattr(args, flag), fix=fix)
     if args.output is None or (Path(args.output).suffix and not args.output.endswith("/")):
         raise ConfigError("many input files need an output folder", fix="Set --output FOLDER/.")
-    text = chosen_names(args) or facts.text_columns
-    if text is None:
+    text = chosen_names(args, facts)
+    if not text:
         raise ConfigError("the text columns of this model are not known", fix="Set --text_column_names.")
     options = plain_options(reading_options(args))
     output = Path(args.output)
@@ -282,23 +287,32 @@ def _calibrate(predictor: Any, args: argparse.Namespace) -> Any:
     import numpy as np
 
     from tunesmith.data.read import read_labelled
+    from tunesmith.data.render import input_columns
     from tunesmith.data.rows import Columns
 
     facts = predictor.facts
     text = text_columns(args, facts, args.calibration_file)
     columns = Columns(text, args.label_column_name or facts.label_column or "label", facts.labels.task)
     dataset = read_labelled(Path(args.calibration_file), columns=columns, labels=facts.labels, **reading_options(args))
-    return predictor.with_calibration([list(dataset[name]) for name in text], np.asarray(dataset["labels"]))
+    texts = [list(dataset[name]) for name in input_columns(text)]
+    return predictor.with_calibration(texts, np.asarray(dataset["labels"]))
 
 
-def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the text columns of --text_column_names; none without it."""
+def chosen_names(args: argparse.Namespace, facts: Any) -> tuple[str, ...]:
+    """Return the text columns: those of --text_column_names, else those of training; none if both are unknown."""
     from tunesmith.errors import ConfigError
 
     names = tuple(name.strip() for given in args.text_column_names or () for name in given.split(","))
-    if len(names) > 2 or len(set(names)) < len(names) or not all(names):
-        raise ConfigError(f"--text_column_names {','.join(names)}: name one column, or two for a pair")
-    return names
+    trained = tuple(facts.text_columns or ())
+    if len(set(names)) < len(names) or not all(names):
+        raise ConfigError(f"--text_column_names {','.join(names)}: a name is empty or occurs twice")
+    if names and (facts.rendered or len(names) > 2) and set(names) != set(trained):
+        known = (
+            f"the columns {', '.join(trained)}, which are rendered with their names" if trained else "one text, or two"
+        )
+        fix = "Omit --text_column_names, and rename the columns of the file if they differ."
+        raise ConfigError(f"the model reads {known}", fix=fix)
+    return trained if facts.rendered else names or trained
 
 
 def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, ...]:
@@ -306,11 +320,9 @@ def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, 
     from tunesmith.data.columns import infer_columns
     from tunesmith.data.read import read_source
 
-    asked = chosen_names(args)
-    if asked:
-        return asked
-    if facts.text_columns is not None:
-        return tuple(facts.text_columns)
+    names = chosen_names(args, facts)
+    if names:
+        return names
     options = {k: v for k, v in reading_options(args).items() if k != "allow_empty_text"}
     return infer_columns({"train": read_source(file, name="train", **options)}).text
 

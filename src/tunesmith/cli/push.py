@@ -63,8 +63,7 @@ def _card_for(folder: Path, repo: str) -> str:
     """Return the card of the folder, with the repository instead of the folder, and how to load the model from it."""
     card = folder / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else f"# {repo.partition('/')[2]}\n"
-    columns = read_facts(folder).text_columns
-    example = '[("...", "...")]' if columns is not None and len(columns) == 2 else '["..."]'
+    example = read_facts(folder).example
     if is_graph_folder(folder):
         text, runtime = text.partition("## Use\n")[0], f"{INSTALL_RUNTIME}\n\n"
     else:

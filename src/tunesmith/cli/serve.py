@@ -71,8 +71,9 @@ def _print_address(args: argparse.Namespace, address: str) -> None:
     """Print a curl command. It refers to the key but does not contain it, because stdout may be a log file."""
     from tunesmith.inference.server import key_file
 
-    body = {"texts": ["..."]}
-    if len(read_model_facts(args).text_columns or ()) == 2:
+    facts = read_model_facts(args)
+    body: dict[str, Any] = {"texts": [dict.fromkeys(facts.text_columns, "...") if facts.rendered else "..."]}
+    if len(facts.text_columns or ()) == 2:
         body["pairs"] = ["..."]
     in_environment = bool(os.environ.get("TUNESMITH_SERVE_KEY"))
     key = "$TUNESMITH_SERVE_KEY" if in_environment else f"$(cat {shlex.quote(str(key_file()))})"

@@ -98,7 +98,7 @@ class Options:
 
     # Columns and reading
     text_column_names: tuple[str, ...] | None = None
-    """Text column, or two columns for text pairs. Default: detected."""
+    """Text column, two columns for text pairs, or more (also numbers) to render into one text. Default: detected."""
     label_column_name: str | None = None
     """Label column, several 0/1 columns, or one probability column per class, separated by commas. Default: detected."""
     label_confidence_column_name: str | None = None

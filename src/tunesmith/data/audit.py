@@ -37,11 +37,12 @@ def audit_rows(
     findings += find_overlaps(ordered, survey, labels, ids)
     train = ordered.get("train", ())
     if isinstance(train, Part) and len(train):
-        others = [n for n in train.source.column_names if n not in (*columns.text, columns.label, "labels")]
+        known = (*columns.text, *columns.rendered, columns.label, "labels")
+        others = [*columns.rendered, *(name for name in train.source.column_names if name not in known)]
         sample = sample_rows(train, [*columns.text, *others[:20]], MOST_ROWS)
         characters = survey.of("train", survey.characters)[sample.rows]
         folds = survey.of("train", survey.equal)[sample.rows].sum(axis=1) % FOLDS
-        findings += find_giveaways(sample, characters, folds, ids["train"][sample.rows], labels, columns.text)
+        findings += find_giveaways(sample, characters, folds, ids["train"][sample.rows], labels, columns)
         classes = labels.task in (Task.BINARY, Task.MULTICLASS)
         for split in [s for s in ordered if s != "train" and classes and len(ids[s]) >= FEWEST_DRIFT_ROWS]:
             findings += _compare_labels(split, ids["train"], ids[split], labels)
@@ -180,17 +181,19 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
 def find_giveaways(
-    sample: RowSample, characters: Ints, folds: Ints, ids: Ints, labels: LabelMap, text: Sequence[str]
+    sample: RowSample, characters: Ints, folds: Ints, ids: Ints, labels: LabelMap, columns: Columns
 ) -> list[Finding]:
     """Find text lengths, ids, dates, words and columns that predict the label. Equal texts are in one fold of `folds`."""
     regression = labels.task is Task.REGRESSION
     known = np.isfinite(ids) if regression else ids >= 0
     if labels.task is Task.MULTILABEL or known.sum() < FEWEST_ROWS or len(np.unique(ids[known])) < 2:
         return []
-    features = {
-        "Text length": np.concatenate([characters, characters[:, :1] / np.maximum(characters[:, -1:], 1)], axis=1),
-        "An id or date in the text": np.concatenate([column_features(sample.columns[name]) for name in text], axis=1),
-    }
+    text = columns.text
+    ratio = characters[:, :1] / np.maximum(characters[:, -1:], 1)
+    features = {"Text length": np.concatenate([characters, ratio], axis=1)}
+    if not columns.rendered:  # these are features of the single columns
+        places = [column_features(sample.columns[name]) for name in text]
+        features["An id or date in the text"] = np.concatenate(places, axis=1)
     cells_of = {f"Column {name!r}": cells for name, cells in sample.columns.items() if name not in text}
     features |= {name: column_features(cells) for name, cells in cells_of.items()}
     findings = []
@@ -201,7 +204,8 @@ def find_giveaways(
             continue
         numbers = {"feature": name, "score": score, "constant": constant}
         says = f"R2 {score:.2f}" if regression else f"{score:.1%} of the labels"
-        if of_column and len({str(cell) for cell in cells_of[name]}) <= max(2 * len(labels), 10):
+        few = of_column and len({str(cell) for cell in cells_of[name]}) <= max(2 * len(labels), 10)
+        if few and name not in map("Column {!r}".format, columns.rendered):
             evidence = f"{name} repeats the label ({says}). The model does not use this column."
             findings.append(Finding("column_repeats_label", "info", evidence, numbers=numbers))
             continue

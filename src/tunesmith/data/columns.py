@@ -26,6 +26,7 @@ from tunesmith.data.labels import (
     normalize_label,
     survey_labels,
 )
+from tunesmith.data.render import input_columns
 from tunesmith.data.rows import Columns, Source
 from tunesmith.errors import ConfigError, DataError, first_few
 from tunesmith.labels import UNLABELLED, Task
@@ -311,9 +312,8 @@ def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None
     glue = config.task_name
     glue_text, glue_labels = GLUE_TASKS[glue] if glue is not None else ((), ())
     text = config.text_column_names or ()
-    for name in text:
-        require_text(train, name)
-    why_text = f"Text: {quoted(text)}, as requested." if text else ""
+    require_text(train, text)
+    why_text = f"Text: {quoted(text)}{', rendered into one text' * (len(text) > 2)}, as requested." if text else ""
     if not text and glue is not None:
         text, why_text = glue_text, f"Text: {quoted(glue_text)}, the columns of GLUE {glue}."
     chooser = ColumnChooser(train)
@@ -326,8 +326,7 @@ def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None
     if label in text:
         raise ConfigError(f"column {label!r} cannot be both text and label")
     for split, source in sources.items():
-        for name in text:
-            require_text(source, name)
+        require_text(source, text)
         if not split.startswith("test") or source.has_label(label):
             _require_label(source, label)
     if glue is not None and not glue_labels and do_regression is None:
@@ -344,7 +343,8 @@ def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None
     used = {*text, label, *train.label_parts(label)}
     unused = [name for name in train.column_names if name not in used]
     why_unused = (f"Not used: {first_few(list(map(repr, unused)), 8)}.",) if unused else ()
-    return Columns(text, label, task, (*notes, why_text, why_label, why_task, *why_unused), glue_labels)
+    why = (*notes, why_text, why_label, why_task, *why_unused)
+    return Columns(input_columns(text), label, task, why, glue_labels, text if len(text) > 2 else ())
 
 
 def _require_label(source: Source, label: str) -> None:
@@ -416,12 +416,15 @@ def _ask(source: Source, question: str, flag: str) -> NoReturn:
     raise DataError(question, where=source.origin, fix=f"If yes, set {flag}; if not, {other}.")
 
 
-def require_text(source: Source, name: str) -> None:
-    """Refuse a source without this column or with a column that is not text."""
-    if name not in source.column_names:
-        raise source.no_column(name, "--text_column_names")
-    if not source.holds_text(name):
-        raise DataError(f"column {name!r} contains {source.type_of(name)}, expected text", where=source.origin)
+def require_text(source: Source, names: Sequence[str]) -> None:
+    """Refuse a source without one of these columns, and columns that cannot be read as text."""
+    for name in names:
+        if name not in source.column_names:
+            raise source.no_column(name, "--text_column_names")
+        kind = source.type_of(name)
+        if not source.holds_text(name) if len(names) <= 2 else is_list_type(kind) or "binary" in str(kind):
+            expected = "text" if len(names) <= 2 else "text, numbers, true/false or dates"
+            raise DataError(f"column {name!r} contains {kind}, expected {expected}", where=source.origin)
 
 
 def _refuse_absent_header(chooser: ColumnChooser) -> None:

@@ -370,10 +370,10 @@ def _ids(source: Source, column: str, naming: Naming) -> Any:
 
 def _with_labels(sources: Mapping[str, Source], labels: Mapping[str, Any]) -> dict[str, Dataset]:
     """Return the rows of each source with the column "labels", which replaces any column of that name."""
-    return {split: _add_column(source.dataset, ENCODED, labels[split]) for split, source in sources.items()}
+    return {split: add_column(source.dataset, ENCODED, labels[split]) for split, source in sources.items()}
 
 
-def _add_column(dataset: Dataset, name: str, cells: Any) -> Dataset:
+def add_column(dataset: Dataset, name: str, cells: Any) -> Dataset:
     """Return the dataset with this column, in place of any column of that name."""
     import datasets
 
@@ -414,12 +414,12 @@ def _encode_probabilities(
     for split, source in sources.items():
         if not source.has_label(column):
             ids = pa.array(np.full(source.dataset.num_rows, UNLABELLED, dtype=np.int64))
-            encoded[split] = _add_column(source.dataset, ENCODED, ids)
+            encoded[split] = add_column(source.dataset, ENCODED, ids)
             continue
         table = _read_probabilities(source, naming.values)
-        encoded[split] = _add_column(source.dataset, ENCODED, pa.array(table.argmax(axis=1)))
+        encoded[split] = add_column(source.dataset, ENCODED, pa.array(table.argmax(axis=1)))
         if split == "train":
-            encoded[split] = _add_column(encoded[split], TARGETS, _as_arrow(table))
+            encoded[split] = add_column(encoded[split], TARGETS, _as_arrow(table))
     return LabelMap.for_classes(naming.names), encoded
 
 
@@ -461,7 +461,7 @@ def add_confidence(source: Source, encoded: Dataset, name: str, labels: LabelMap
     rest = (1 - confidence) / (len(labels) - 1)
     targets = np.repeat(rest[:, None], len(labels), axis=1)
     targets[np.arange(len(targets)), np.asarray(encoded.with_format("numpy")[ENCODED][:])] = confidence
-    return _add_column(encoded, TARGETS, _as_arrow(targets))
+    return add_column(encoded, TARGETS, _as_arrow(targets))
 
 
 def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:

@@ -34,6 +34,7 @@ from tunesmith.data.labels import (
     survey_labels,
     unwrap_single_labels,
 )
+from tunesmith.data.render import input_columns, refuse_label_copies, render_source
 from tunesmith.data.rows import (
     BAD_COLUMN,
     LINE_COLUMN,
@@ -120,6 +121,7 @@ def load_data(
     sources, notes = gather_sources(given, config, read)
     columns = infer_columns(sources, config)
     names = config.label_names
+    sources = {split: render_source(source, columns.rendered) for split, source in sources.items()}
     sources = unwrap_single_labels(sources, columns)
     good, bad = remove_bad_rows(sources, columns, notes, config)
     rules = LabelRules(
@@ -133,6 +135,7 @@ def load_data(
     if config.labels_file is not None and TARGETS in encoded["train"].column_names:
         raise ConfigError("--labels_file corrects certain labels, not probabilities", fix="Correct the training data.")
     parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}
+    refuse_label_copies(parts["train"], columns, labels)
     if config.labels_file is not None:
         review = read_source(config.labels_file, name="labels", cache_dir=config.cache_dir)
         parts["train"], changed = correct_labels(parts["train"], review, columns.text, labels)
@@ -334,13 +337,16 @@ def read_unlabelled(
     allow_empty_text: bool = False,
     **reading: Any,
 ) -> Source:
-    """Read rows to predict, with all their columns (`Source.column_names`); `text` must be there and filled in."""
+    """Read rows to predict, with all their columns (`Source.column_names`); `text` must be there and filled in.
+
+    Three or more text columns are rendered into one more column, `input_columns(text)`.
+    """
     rows = read_source(source, name=name, **reading)
     if not allow_empty_text:
         rows = _without_empty_end(rows, [])
-    for column in text:
-        require_text(rows, column)
-    found, _ = _text_reasons(rows, text, allow_empty_text=allow_empty_text)
+    require_text(rows, text)
+    rows = render_source(rows, text)
+    found, _ = _text_reasons(rows, input_columns(text), allow_empty_text=allow_empty_text)
     if found:
         _refuse_text(rows, min(found), found[min(found)][0])
     return rows

@@ -122,6 +122,8 @@ class Source:
 class Columns:
     """`text` is one name or two; `why` says in sentences how text, label and task were chosen.
 
+    `rendered` are the three or more columns that are rendered into the one text column.
+
     `default_names` are those of the label ids of a GLUE task.
     """
 
@@ -130,6 +132,12 @@ class Columns:
     task: Task
     why: tuple[str, ...] = ()
     default_names: tuple[str, ...] = ()
+    rendered: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Return the text columns of the user's table."""
+        return self.rendered or self.text
 
 
 def checked(source: Source) -> Source:

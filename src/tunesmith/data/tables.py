@@ -9,7 +9,6 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import date, datetime, time
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.data.labels import is_list_type
+from tunesmith.data.render import cell_text
 from tunesmith.data.rows import LINE_COLUMN, Source, binary_errors, checked
 from tunesmith.data.text_files import check_growth, check_header
 from tunesmith.errors import DataError, did_you_mean, short_text
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 
 TEXT, PAIR, LABEL = "text", "text_pair", "label"
 """Return names for columns without names."""
-EXPECTED = "a list of texts, a list of pairs, a Series, an array, or a DataFrame with one or two text columns"
+EXPECTED = "a list of texts, a list of pairs, a Series, an array, or a DataFrame with text columns"
 
 
-def text_columns_of(texts: Any) -> dict[str, list[str]]:
-    """Return one or two text columns by name. A single text, numbers and missing values are refused with what was expected."""
+def text_columns_of(texts: Any) -> dict[str, list[Any]]:
+    """Return the text columns by name. A single text is refused with what was expected.
+
+    One or two columns must not have numbers and missing values; of three or more, each cell is rendered.
+    """
     if isinstance(texts, (str, bytes)):
         raise TypeError(f"got one text, expected {EXPECTED}: put it into a list")
     if texts is None or hasattr(texts, "tocsr") or not (hasattr(texts, "__len__") or hasattr(texts, "__iter__")):
@@ -45,9 +48,9 @@ def text_columns_of(texts: Any) -> dict[str, list[str]]:
     else:
         columns = _unnamed(texts)
         names = [TEXT, PAIR][: len(columns)]
-    if not 1 <= len(columns) <= 2:
+    if len(names) != len(columns) or not columns:
         raise ValueError(f"got {len(columns)} columns ({', '.join(names[:6])}), expected {EXPECTED}")
-    for name, values in zip(names, columns, strict=True):
+    for name, values in zip(names, columns, strict=True) if len(columns) <= 2 else ():
         _require_texts(name, values)
     return dict(zip(names, columns, strict=True))
 
@@ -369,7 +372,7 @@ def work() -> None:
     else:
         _say({"sheet": name, "other_sheets": [repr(other) for other in list(sheets)[:7] if other != name]})
         for number, row in enumerate(sheets[name].iter_rows() if name is not None else (), start=1):
-            cells = [_as_text(cell) for cell in row]
+            cells = [cell_text(cell) for cell in row]
             while cells and not cells[-1]:
                 cells.pop()
             if cells:
@@ -401,13 +404,3 @@ def _refuse_bomb(path: Path, origin: str) -> None:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise DataError(f"cannot be read as a spreadsheet ({error})", where=origin, fix=_SAVE) from None
     check_growth(size, path.stat().st_size, origin, MOST_ZIP_BYTES)
-
-
-def _as_text(cell: Any) -> str:
-    if isinstance(cell, bool):
-        return "true" if cell else "false"
-    if isinstance(cell, float):
-        return str(int(cell)) if cell.is_integer() and abs(cell) < 2**53 else repr(cell)
-    if isinstance(cell, (datetime, date, time)):
-        return cell.isoformat()
-    return "" if cell is None else str(cell)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.data.batches import Ragged, TokenRows
+from tunesmith.data.render import LINE
 from tunesmith.data.rows import RowCache, content_hash
 from tunesmith.errors import ConfigError, DataError, short_text
 from tunesmith.files import MAX_JSON_BYTES, BadFile, cache_folder, hash_file, read_plain
@@ -75,7 +76,8 @@ def tokenize(
     """
     text = tuple(columns if isinstance(columns, Sequence) else columns.text)
     _check(dataset, tokenizer, text, max_length)
-    encoder = make_token_encoder(tokenizer, max_length, long_texts)
+    rendered = not isinstance(columns, Sequence) and bool(columns.rendered)
+    encoder = make_token_encoder(tokenizer, max_length, long_texts, rendered=rendered)
     has_types = "token_type_ids" in tokenizer.model_input_names
     kept = ("labels",) if "labels" in dataset.column_names else ()
     key = _hash(content_hash(dataset, (*text, *kept)), encoder.fingerprint, text, has_types, VERSION)[:32]
@@ -231,41 +233,54 @@ class TokenEncoder(Protocol):
         ...
 
 
-def make_token_encoder(tokenizer: Any, max_length: int, long_texts: LongTexts = "head") -> TokenEncoder:
-    """Return the encoder for a tokenizer."""
+def make_token_encoder(
+    tokenizer: Any, max_length: int, long_texts: LongTexts = "head", *, rendered: bool = False
+) -> TokenEncoder:
+    """Return the encoder for a tokenizer. `rendered`: the texts were made by `render_rows`."""
     if getattr(tokenizer, "is_fast", False):
-        return RustEncoder(tokenizer, max_length, long_texts)
-    if long_texts == "head_tail":
-        problem = f"--long_texts head_tail needs a tokenizer.json, which {type(tokenizer).__name__} does not have"
-        raise ConfigError(problem, fix="Use --long_texts head.")
+        return RustEncoder(tokenizer, max_length, long_texts, rendered=rendered)
+    if long_texts == "head_tail" or rendered:
+        what = "--long_texts head_tail needs" if not rendered else "three or more text columns need"
+        problem = f"{what} a tokenizer.json, which {type(tokenizer).__name__} does not have"
+        raise ConfigError(problem, fix="Use --long_texts head." if not rendered else "Use one or two text columns.")
     return PythonEncoder(tokenizer, max_length)
 
 
 class RustEncoder:
     """For tokenizers backed by the `tokenizers` library, as nearly all are."""
 
-    def __init__(self, tokenizer: Any, max_length: int, long_texts: LongTexts = "head") -> None:
+    def __init__(
+        self, tokenizer: Any, max_length: int, long_texts: LongTexts = "head", *, rendered: bool = False
+    ) -> None:
         core = tokenizer.backend_tokenizer
         self._core = type(core).from_str(core.to_str())
         self._core.no_padding()
         self._core.no_truncation()
         self._core.encode_special_tokens = tokenizer.split_special_tokens
         self._max_length = max_length
-        self._side = "both" if long_texts == "head_tail" else tokenizer.truncation_side
-        self.fingerprint = _hash(self._core.to_str(), self._max_length, self._side, tokenizer.split_special_tokens)
+        # A rendered column begins with its name, which is kept.
+        self._side = "both" if long_texts == "head_tail" else "right" if rendered else tokenizer.truncation_side
+        self._rendered = rendered
+        # Without offsets it is faster. They show which tokens belong to which column.
+        self._encode = self._core.encode_batch if rendered else self._core.encode_batch_fast
+        settings = (self._max_length, self._side, tokenizer.split_special_tokens, *(["rendered"] * rendered))
+        self.fingerprint = _hash(self._core.to_str(), *settings)
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """Encode whole rows, so that the number of dropped tokens is exact; then truncate the long ones."""
-        short, unread = shorten(texts, self._max_length, self._side)
+        short, unread = shorten(texts, self._max_length, self._side, rendered=self._rendered)
         rows: list[EncodedRow] = []
         for part in _parts(short):
-            inputs = part[0] if len(part) == 1 else list(zip(*part, strict=True))
+            inputs: list[Any] = part[0] if len(part) == 1 else list(zip(*part, strict=True))
             seconds = _SECONDS_FLOOR + sum(len(cell) for column in part for cell in column) / _CHARS_PER_SECOND
-            for whole in call_within(seconds, partial(self._core.encode_batch_fast, inputs)):
+            for text, whole in zip(inputs, call_within(seconds, partial(self._encode, inputs)), strict=True):
                 fits = len(whole) <= self._max_length
                 # Truncated here: Rust builds all combinations of the overflowing parts of a pair, 5 to 10x slower.
+                ends = find_ends(text) if self._rendered and not fits else ()
                 rows.append(
-                    EncodedRow(whole.ids, whole.type_ids) if fits else cut_row(whole, self._max_length, self._side)
+                    EncodedRow(whole.ids, whole.type_ids)
+                    if fits
+                    else cut_row(whole, self._max_length, self._side, ends)
                 )
         return _count_unread(rows, unread)
 
@@ -354,7 +369,9 @@ LEAST_CHARS = 65_536
 a text of 16 MB took 4.3 GB. The tokens up to `max_length` are the same, unless they have more than 256 characters on average."""
 
 
-def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Sequence[list[str]], set[int]]:
+def shorten(
+    texts: Sequence[list[str]], max_length: int, side: str, *, rendered: bool = False
+) -> tuple[Sequence[list[str]], set[int]]:
     """Return the texts without the part that no row of `max_length` tokens can include, and the rows that were shortened."""
     most = max(LEAST_CHARS, CHARS_PER_TOKEN * max_length)
     unread: set[int] = set()
@@ -364,13 +381,17 @@ def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Seq
         if long:
             column = list(column)
         for i in long:
-            column[i] = _part_of(column[i], most, side)
+            parts = column[i].split(LINE) if rendered else [column[i]]
+            kept = share_longest_first([len(part) for part in parts], most)
+            column[i] = LINE.join(_part_of(part, room, side) for part, room in zip(parts, kept, strict=True))
         unread.update(long)
         columns.append(column)
     return columns, unread
 
 
 def _part_of(text: str, most: int, side: str) -> str:
+    if len(text) <= most:
+        return text
     if side == "both":
         return f"{text[: most // 2]} {text[1 - most // 2 :]}"
     return text[-most:] if side == "left" else text[:most]
@@ -383,13 +404,22 @@ def _count_unread(rows: list[EncodedRow], unread: set[int]) -> list[EncodedRow]:
     return rows
 
 
-def cut_row(whole: Any, max_length: int, side: str) -> EncodedRow:
+def find_ends(text: str) -> npt.NDArray[np.int64]:
+    """Return where the columns of a rendered text end, but not the last one."""
+    return np.cumsum([len(line) + 1 for line in text.split(LINE)])[:-1] - 1
+
+
+def cut_row(whole: Any, max_length: int, side: str, ends: Sequence[int] | npt.NDArray[np.int64] = ()) -> EncodedRow:
     """Drop tokens of the texts until the encoding fits, as `truncation="longest_first"` does.
 
-    With `side` both, each truncated text keeps its beginning and its end.
+    With `side` both, each truncated text keeps its beginning and its end. `ends`: of the columns in a rendered text,
+    which are truncated like separate texts.
     """
     sides = whole.sequence_ids
-    sizes = (sides.count(0), sides.count(1))
+    if len(ends):
+        columns = np.searchsorted(ends, [start for start, _ in whole.offsets], side="right").tolist()
+        sides = [None if one is None else column for one, column in zip(sides, columns, strict=True)]
+    sizes = [sides.count(number) for number in range(max(2, len(ends) + 1))]
     kept = share_longest_first(sizes, max_length - (len(sides) - sum(sizes)))
     ids, types = whole.ids, whole.type_ids
     spans = [(sides.index(s), n, k) for s, (n, k) in enumerate(zip(sizes, kept, strict=True)) if n > k]

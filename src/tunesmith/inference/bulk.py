@@ -19,6 +19,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from tunesmith.data.render import input_columns, render_rows
 from tunesmith.data.text_files import column_blocks, fixed_runs, kind_of_rows, read_stdin
 from tunesmith.errors import CheckpointError, DataError, ResourceError
 from tunesmith.files import (
@@ -254,8 +255,13 @@ def label_columns(
     if missing:
         names = ", ".join(list(table)[:10])
         raise DataError(f"has no column {missing[0]!r}, only {names}", where=where, fix="Set --text_column_names.")
-    texts = [table[name] for name in text]
-    _check_texts(texts, text, where, allow_empty=allow_empty)
+    texts, trained = [table[name] for name in text], predictor.facts.text_columns or text
+    if len(trained) > 2 or len(text) > 2:
+        if len(trained) != len(text) or not predictor.facts.rendered:
+            known = ", ".join(predictor.facts.text_columns or ["one text, or two"])
+            raise DataError(f"the model reads {known}; got {len(text)} columns", where=where)
+        texts = [render_rows(trained, texts, where)]
+    _check_texts(texts, input_columns(text), where, allow_empty=allow_empty)
     labels = predictor.facts.labels
     ours = choose_column_names(list_answers(labels, top_k), table)
     if not texts[0]:

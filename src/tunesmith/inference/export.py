@@ -28,6 +28,7 @@ from tunesmith import __version__
 from tunesmith.config.load import load_config
 from tunesmith.data.batches import padding_of
 from tunesmith.data.read import read_labelled
+from tunesmith.data.render import input_columns
 from tunesmith.data.rows import Columns
 from tunesmith.data.tokenize import encode_texts
 from tunesmith.errors import ConfigError, NumericsError, ResourceError, TunesmithError, short_text
@@ -176,8 +177,7 @@ def export_model_to(
         done.append(Exported(output, tried, _weight_bytes(graph.parent), _weight_bytes(source)))
         card = source / "README.md"
         start = card.read_text(encoding="utf-8") if card.is_file() else f"# {to} export\n"
-        example = '["..."], pairs=["..."]' if len(facts.text_columns or ()) == 2 else '["..."]'
-        write_new(folder / "README.md", _export_card(start, to, done[0], example).encode())
+        write_new(folder / "README.md", _export_card(start, to, done[0], facts.example).encode())
         write_new(folder / "requirements.txt", runtime_requirements().encode())
         sizes = {"bytes": done[0].size, "original_bytes": done[0].original_size}
         measured = {"tried": [one.to_json() for one in tried], **sizes}
@@ -256,7 +256,7 @@ def _labeled(dataset: Any, facts: ModelFacts) -> tuple[list[list[str]], npt.NDAr
     known = known.all(axis=1) if known.ndim == 2 else known
     rows = np.flatnonzero(known)[:MAX_ROWS]
     some = dataset.select(rows.tolist())
-    return [list(some[name]) for name in facts.text_columns or ("text",)], labels[rows]
+    return [list(some[name]) for name in input_columns(facts.text_columns or ("text",))], labels[rows]
 
 
 # Comparison with the original

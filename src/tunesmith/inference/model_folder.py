@@ -25,7 +25,10 @@ FACTS_FILE = "tunesmith.json"
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about training that prediction needs. `text_columns` is None for a model that tunesmith did not train."""
+    """Facts about training that prediction needs. `text_columns` is None for a model that tunesmith did not train.
+
+    Three or more text columns are rendered into one text (`data/render.py`).
+    """
 
     labels: LabelMap
     text_columns: tuple[str, ...] | None
@@ -37,6 +40,17 @@ class ModelFacts:
     """How rows longer than `max_length` were read in training."""
     held_out: HeldOut | None = None
     """Confidence and correctness of the validation examples, from which `Predictor.abstaining` chooses a threshold."""
+
+    @property
+    def rendered(self) -> bool:
+        """Return whether the model reads three or more columns as one text."""
+        return len(self.text_columns or ()) > 2
+
+    @property
+    def example(self) -> str:
+        """Return one example to predict, as Python code for a model card."""
+        columns = self.text_columns or ("text",)
+        return {1: '["..."]', 2: '[("...", "...")]'}.get(len(columns)) or json.dumps([dict.fromkeys(columns, "...")])
 
     def write(self, folder: Path) -> None:
         """Write the facts into a model folder."""

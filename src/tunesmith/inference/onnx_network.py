@@ -22,7 +22,9 @@ Infer = Callable[[dict[str, npt.NDArray[Any]]], npt.NDArray[np.float32]]
 class GraphNetwork:
     """A graph with its tokenizer and batching."""
 
-    def __init__(self, folder: Path, facts: GraphFacts, infer: Infer, long_texts: LongTexts = "head") -> None:
+    def __init__(
+        self, folder: Path, facts: GraphFacts, infer: Infer, long_texts: LongTexts = "head", *, rendered: bool = False
+    ) -> None:
         tokenizer = load_plain_tokenizer(
             folder / "tokenizer.json",
             truncation_side=facts.truncation_side,
@@ -34,7 +36,7 @@ class GraphNetwork:
         self.has_types = facts.has_types
         self.max_length = facts.max_length
         self.special = tokenizer.special
-        self.encoder: TokenEncoder = RustEncoder(tokenizer, facts.max_length, long_texts)
+        self.encoder: TokenEncoder = RustEncoder(tokenizer, facts.max_length, long_texts, rendered=rendered)
         self._infer = infer
 
     @property
@@ -68,7 +70,8 @@ def load_graph_network(folder: Path, facts: ModelFacts, *, threads: int | None) 
     """Load the graph of a verified folder on the CPU. `threads` defaults to OMP_NUM_THREADS, else to all cores."""
     graph = read_graph_facts(folder)
     threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
-    return GraphNetwork(folder, graph, load_onnx(folder / GRAPH_FILE, threads), facts.long_texts)
+    infer = load_onnx(folder / GRAPH_FILE, threads)
+    return GraphNetwork(folder, graph, infer, facts.long_texts, rendered=facts.rendered)
 
 
 def load_onnx(graph: Path, threads: int) -> Infer:

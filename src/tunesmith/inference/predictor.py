@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.data.batches import TokenRows, prefetched
+from tunesmith.data.render import is_rendered, render_rows
 from tunesmith.data.tokenize import TruncationCount, encode_texts, require_text_cells
 from tunesmith.errors import ConfigError, DataError, ResourceError, first_few, name_the_extra
 from tunesmith.inference.model_folder import ModelFacts, is_graph_folder, model_folder_of, read_facts
@@ -201,7 +202,12 @@ _PAIR_FORMS = (
 
 
 def given_columns(texts: Any, pairs: Any, wanted: Sequence[str] | None) -> list[list[str]]:
-    """Return one list of texts per text column. `wanted` are the columns of training, None if unknown."""
+    """Return one list of texts per text column. `wanted` are the columns of training, None if unknown.
+
+    Three or more columns are rendered: rows are dicts or a table with these columns, or texts that were rendered earlier.
+    """
+    if wanted is not None and len(wanted) > 2:
+        return [_rendered(texts, wanted)]
     if hasattr(texts, "columns") and hasattr(texts, "to_dict"):
         columns = _from_frame(texts, wanted)
         if pairs is not None:
@@ -222,6 +228,24 @@ def given_columns(texts: Any, pairs: Any, wanted: Sequence[str] | None) -> list[
             raise DataError(f"this model expects one text ({names}), got a pair", fix=f"Pass {_FORMS}.")
         raise DataError(f"this model expects text pairs ({names}), got single texts", fix=f"Pass {_PAIR_FORMS}.")
     return columns
+
+
+def _rendered(texts: Any, names: Sequence[str]) -> list[str]:
+    """Return one text per row; a missing column is refused."""
+    lists = isinstance(texts, Mapping) and all(isinstance(values, (list, tuple)) for values in texts.values())
+    if lists or (hasattr(texts, "columns") and hasattr(texts, "to_dict")):
+        lacking = [name for name in names if name not in texts]
+        if lacking:
+            raise DataError(f"the table has no column {lacking[0]!r}, only {', '.join(map(str, list(texts)[:10]))}")
+        return render_rows(names, [list(texts[name]) for name in names])
+    rows = _rows_of(texts, "texts")
+    for number, row in enumerate(rows, start=1):
+        if not (is_rendered(row, names) if isinstance(row, str) else isinstance(row, Mapping)):
+            problem = f"row {number} is {_kind(row)}, and the model reads the columns {', '.join(names)}"
+            raise DataError(problem, fix="Pass a DataFrame or dicts with these columns.")
+    if rows and isinstance(rows[0], str):
+        return _strings(rows, "text")
+    return render_rows(names, [[_cell(row, name, i) for i, row in enumerate(rows)] for name in names])
 
 
 def _rows_of(values: Any, name: str) -> list[Any]:

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +29,7 @@ from tunesmith import __version__
 from tunesmith.errors import DataError, NumericsError, TunesmithError
 from tunesmith.files import folder_version
 from tunesmith.inference.model_folder import model_folder_of, read_facts
+from tunesmith.inference.predictor import given_columns
 from tunesmith.inference.server import MAX_BODY_BYTES, Service, read_json_body, retry_later
 from tunesmith.inference.tables import Prediction, make_predictions, probabilities_of
 
@@ -66,8 +67,11 @@ class Texts:
         return sum(min(len(text), COUNTED_CHARS) for text in (*self.texts, *(self.pairs or ())))
 
 
-def parse_texts(data: Any) -> Texts:
-    """Check {"texts": [...], "pairs": [...], "top_k": 3} or {"text": "...", "text_pair": "..."}, within the limits."""
+def parse_texts(data: Any, columns: Sequence[str] = ()) -> Texts:
+    """Check {"texts": [...], "pairs": [...], "top_k": 3} or {"text": "...", "text_pair": "..."}, within the limits.
+
+    A text is an object with the `columns` of the model, if there are three or more.
+    """
     if isinstance(data, dict) and "text" in data and "texts" not in data:
         pair = {} if data.get("text_pair") is None else {"pairs": [data["text_pair"]]}
         rest = {name: value for name, value in data.items() if name not in ("text", "text_pair")}
@@ -75,6 +79,11 @@ def parse_texts(data: Any) -> Texts:
     if not isinstance(data, dict) or not {"texts"} <= data.keys() <= {"texts", "pairs", "top_k"}:
         form = 'send {"texts": ["..."]}, and "pairs": ["..."] for a model of text pairs; "top_k" is optional'
         raise HTTPException(422, form)
+    if len(columns) > 2:
+        try:
+            (data["texts"],) = given_columns(data["texts"], None, columns)
+        except DataError as error:
+            raise HTTPException(422, str(error)) from None
     texts = _strings(data["texts"], "texts")
     pairs = None if data.get("pairs") is None else _strings(data["pairs"], "pairs")
     if pairs is not None and len(pairs) != len(texts):
@@ -360,7 +369,7 @@ class PredictionService(Service):
     async def _predict(self, request: Request) -> Response:
         start, status, rows = time.perf_counter(), 500, 0
         try:
-            given = parse_texts(await read_json_body(request))
+            given = parse_texts(await read_json_body(request), self.facts.text_columns or ())
             rows = len(given.texts)
             response = await self.batcher.respond(given)
             status, self.ready = 200, True

@@ -32,12 +32,15 @@ class TorchNetwork:
     collate: Collate
     max_length: int
     long_texts: LongTexts = "head"
+    rendered: bool = False
 
     def __post_init__(self) -> None:
         self.name = f"torch on {self.runtime.device.type}"
         self.has_types = "token_type_ids" in self.tokenizer.model_input_names
         count = self.tokenizer.num_special_tokens_to_add
-        self.encoder: TokenEncoder = make_token_encoder(self.tokenizer, self.max_length, self.long_texts)
+        self.encoder: TokenEncoder = make_token_encoder(
+            self.tokenizer, self.max_length, self.long_texts, rendered=self.rendered
+        )
         self.special = (int(count()), int(count(pair=True)))
 
     @property
@@ -77,4 +80,5 @@ def load_torch_network(
         model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
     )
     longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
-    return TorchNetwork(model, tokenizer, runtime, speedups.collate, longest, facts.long_texts)
+    how = (facts.long_texts, facts.rendered)
+    return TorchNetwork(model, tokenizer, runtime, speedups.collate, longest, *how)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +19,13 @@ import numpy as np
 from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import sample_rows, sort_findings
 from tunesmith.data.read import DataBundle
+from tunesmith.data.render import cell_text
 from tunesmith.data.rows import Ints, Part
 from tunesmith.events import Finding, Severity
 from tunesmith.files import write_new
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.calibration import estimate_label_noise
+from tunesmith.metrics.paired import compare_predictions
 from tunesmith.models.files import position_limit, read_config_file
 from tunesmith.pipeline.inputs import RunData, audit_texts, load_run_tokenizer, read_run_data
 from tunesmith.pipeline.train import RunObserver
@@ -31,6 +34,8 @@ LabelJudge = Literal["words", "probe", "off"]
 MOST_JUDGED = {"words": 20_000, "probe": 10_000}
 """Maximum number of labels to check; of more, an even sample."""
 FEWEST_JUDGED = 50
+MOST_TRIED, COLUMN_SPACE = 2_000, 32
+"""Rows with which unused columns are tried, and TF-IDF features of a column."""
 MOST_TOKENS, BATCH_ROWS = 128, 32
 """Maximum length of a text for the frozen encoder, and its batch size."""
 
@@ -57,11 +62,59 @@ def audit_files(
     tokenizer = load_run_tokenizer(config, data.folder)
     limit = position_limit(read_config_file(data.folder))
     findings = [*bundle.findings, *audit_texts(bundle, tokenizer, asked=config.max_seq_length, limit=limit)]
+    findings += _suggest_columns(data)
     wrote = None
     if labels != "off":
         suspicious, wrote = _judge(data, tokenizer, labels, review_file, observer)
         findings += suspicious
     return AuditResult(sort_findings(findings), bundle.notes, {s: len(p) for s, p in bundle.parts.items()}, wrote)
+
+
+MOST_COLUMNS = 8
+"""Unused columns that are tried, at most."""
+
+
+def _suggest_columns(data: RunData) -> list[Finding]:
+    """Report each unused column that helps a linear model of TF-IDF features on left-out rows, if the interval is above 0.
+
+    A column that gives the label away is not suggested.
+    """
+    bundle, labels = data.bundle, data.bundle.labels
+    columns, part = bundle.columns, bundle.parts["train"]
+    told = {finding.numbers.get("feature") for finding in bundle.findings}
+    used = (*columns.text, *columns.named, columns.label, *part.source.label_parts(columns.label), "labels")
+    unused = [n for n in part.source.column_names if n not in used and f"Column {n!r}" not in told][:MOST_COLUMNS]
+    rows, texts, ids = _labelled_rows(bundle, MOST_TRIED)
+    if (
+        labels.task not in (Task.BINARY, Task.MULTICLASS)
+        or not unused
+        or len(np.unique(ids)) < 2
+        or len(rows) < FEWEST_JUDGED
+    ):
+        return []
+    numbers = rows if part.rows is None else part.rows[rows]
+    cells = part.source.dataset.select(numbers).select_columns(unused).with_format(None)[:]
+    words, targets, weights = word_space([" ".join(row) for row in texts]), np.eye(len(labels))[ids], np.ones(len(ids))
+    without = left_out(words, targets, weights)
+    findings = []
+    for name in unused:
+        with suppress(TypeError):  # lists
+            values = list(map(cell_text, cells[name]))
+            extra = word_space(values, COLUMN_SPACE)
+            extra *= 0.5 * words.std() / max(float(extra.std()), 1e-12)
+            found = left_out(np.concatenate([words, extra], axis=1), targets, weights)
+            gain = compare_predictions(without, found, ids, task=labels.task)
+            if gain.low is None or gain.high is None or gain.difference is None or gain.low <= 0:
+                continue
+            points = f"{100 * gain.difference:+.1f} points ({100 * gain.low:.1f} to {100 * gain.high:.1f})"
+            evidence = (
+                f"Column {name!r} is not used. It changes the accuracy of a linear model of TF-IDF features by {points}, "
+                f"leave-one-out on {len(ids):,} train rows ({len(unused)} columns tried). Your model was not measured."
+            )
+            advice = f"Try --text_column_names {','.join((*columns.named, name))}."
+            measured = {"column": name, "difference": gain.difference, "low": gain.low, "high": gain.high}
+            findings.append(Finding("unused_column", "info", evidence, (advice,), numbers=measured))
+    return findings
 
 
 def _judge(

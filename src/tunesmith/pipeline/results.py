@@ -323,8 +323,9 @@ def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int
     bundle = prepared.bundle
     names = ", ".join(f"`{n}`" for n in bundle.labels.names[:20])
     what = {Task.REGRESSION: "a number", Task.MULTILABEL: f"any of {names}"}.get(bundle.labels.task, f"one of {names}")
-    columns = " and ".join(f"`{c}`" for c in bundle.columns.text)
+    columns = " and ".join(f"`{c}`" for c in bundle.columns.named)
     pair = ', "text_pair": "..."' if len(bundle.columns.text) == 2 else ""
+    text = "\\n".join(f"{' '.join(c.split())}: ..." for c in bundle.columns.rendered) or "..."
     lines = ["---", *_metadata(prepared, scores, name, str(base)), "---", "", f"# {_escape(name)}", ""]
     lines += [f"`{base}` fine-tuned by tunesmith to read {columns} and predict {what}.", ""]
     lines += ["## Scores", "", "| split | metric | value | 95% interval | rows |", "|---|---|---|---|---|"]
@@ -338,7 +339,7 @@ def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int
     lines += ["| option | value |", "|---|---|", *(f"| {k} | {_escape(v)} |" for k, v in options.items())]
     lines += ["", "## Data", "", *_data_table(prepared), "", *(f"- {_escape(note)}" for note in bundle.notes)]
     limits = LIMITS.format(length=prepared.facts.max_length)
-    return "\n".join([*lines, "", "## Limits", "", limits, "## Use", "", USE.format(pair=pair)])
+    return "\n".join([*lines, "", "## Limits", "", limits, "## Use", "", USE.format(text=text, pair=pair)])
 
 
 LIMITS = """\
@@ -352,7 +353,7 @@ USE = """\
 from transformers import pipeline
 
 classify = pipeline("text-classification", "model")
-classify({{"text": "..."{pair}}})
+classify({{"text": "{text}"{pair}}})
 ```
 """
 
@@ -418,11 +419,11 @@ class RunResult:
 
         `texts` is a list of texts or pairs, a Series, an array, or a table with the text columns of the training data.
         """
-        return self.predictor.predict(*self._text_columns(texts).values())
+        return self.predictor.predict(*self._inputs(texts))
 
     def predict_proba(self, texts: Any) -> Any:
         """Return one row of probabilities per text, in the order of `classes_`; the number itself for regression."""
-        table = self.predictor.probabilities(*self._text_columns(texts).values())
+        table = self.predictor.probabilities(*self._inputs(texts))
         labels = self.predictor.facts.labels
         return table if labels.task is Task.REGRESSION else table[:, labels.class_order]
 
@@ -439,6 +440,7 @@ class RunResult:
     def evaluate(self, data: Any, labels: Any = None) -> dict[str, Score]:
         """Return every metric with its interval on labeled rows: a table as for training, or texts and their labels."""
         from tunesmith.data.read import read_labelled
+        from tunesmith.data.render import input_columns
         from tunesmith.data.rows import Columns
         from tunesmith.data.tables import columns_table
         from tunesmith.metrics.table import make_suite
@@ -448,7 +450,7 @@ class RunResult:
         if labels is not None:
             data = columns_table({**self._text_columns(data), label: labels})
         dataset = read_labelled(data, columns=Columns(text, label, facts.labels.task), labels=facts.labels)
-        found = [list(dataset[name]) for name in text]
+        found = [list(dataset[name]) for name in input_columns(text)]
         logits = self.predictor.predict_texts(iter([found])).logits
         known = facts.labels
         suite = make_suite(
@@ -464,6 +466,10 @@ class RunResult:
         from tunesmith.report.build import build_report, write_report
 
         return write_report(build_report(self.run), self.run.report_file)
+
+    def _inputs(self, texts: Any) -> tuple[Any, ...]:
+        """Return the arguments of the predictor."""
+        return (texts,) if self.predictor.facts.rendered else tuple(self._text_columns(texts).values())
 
     def _text_columns(self, texts: Any) -> dict[str, list[str]]:
         """Return the texts by training column; a wrong number of texts per row is refused."""

@@ -129,7 +129,7 @@ def _schedule(kind: str, **options: Any) -> dict[str, Any]:
         ({"train_split_name": "x"}, "train_split_name: has no meaning for files"),
         ({"validation_file": "a.csv"}, "validation_file: is the same file as train_file"),
         ({"validation_file": "b.csv", "test_file": "b.csv"}, "test_file: is the same file as validation_file"),
-        ({"text_column_names": ("a", "b", "c")}, "text_column_names: 3 columns are named"),
+        ({"text_column_names": ("a", "b", "a")}, "text_column_names: 'a' is named twice"),
         ({"text_column_names": ("a",), "label_column_name": "a"}, "label_column_name: 'a' is also a text column"),
         ({"delimiter": "||"}, "delimiter: '||' is not one character"),
         ({"label_separator": "coma"}, "label_separator: 'coma' is not a separator. Did you mean 'comma'?"),
