@@ -46,7 +46,7 @@ def cell_text(value: Any) -> str:
 
 
 def render_rows(names: Sequence[str], columns: Sequence[Sequence[Any]], where: str = "") -> list[str]:
-    """Return one text per row with a line `name: cell` for each column. Missing and blank cells are left out."""
+    """Return one text per row with a line `name: cell` for each column. Missing and blank cells are omitted."""
     heads = [" ".join(name.split()) for name in names]
     texts = []
     for number, row in enumerate(zip(*columns, strict=True), start=1):
@@ -95,5 +95,5 @@ def refuse_label_copies(part: Part, columns: Columns, labels: LabelMap) -> None:
         if cells == targets or (renamed and len(labels) > 1):
             rest = ",".join(other for other in columns.rendered if other != name)
             problem = f"column {name!r} duplicates the label in all {len(cells):,} rows"
-            fix = f"Leave it out: --text_column_names {rest}"
+            fix = f"Omit it: --text_column_names {rest}"
             raise DataError(problem, where=part.source.where(0, name), fix=fix)

@@ -136,7 +136,7 @@ class Columns:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Return the text columns of the user's table."""
+        """Return the text columns as named in the table."""
         return self.rendered or self.text
 
 

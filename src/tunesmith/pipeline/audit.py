@@ -75,9 +75,9 @@ MOST_COLUMNS = 8
 
 
 def _suggest_columns(data: RunData) -> list[Finding]:
-    """Report each unused column that helps a linear model of TF-IDF features on left-out rows, if the interval is above 0.
+    """Report each unused column that helps a linear model of TF-IDF features on held-out rows, if the interval is above 0.
 
-    A column that gives the label away is not suggested.
+    A column that reveals the label is not suggested.
     """
     bundle, labels = data.bundle, data.bundle.labels
     columns, part = bundle.columns, bundle.parts["train"]

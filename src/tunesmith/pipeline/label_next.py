@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tunesmith.config.load import load_config
 from tunesmith.data.audit import survey_texts
 from tunesmith.data.read import read_unlabelled
+from tunesmith.data.render import input_columns
 from tunesmith.data.rows import Part
 from tunesmith.errors import ConfigError
 from tunesmith.inference.model_folder import ModelFacts, model_folder_of, read_facts
@@ -75,7 +76,8 @@ def label_next(
     config = load_config(run.config_file)
     data = read_run_data(config, {}, observer.progress)
     train = data.bundle.splits["train"]
-    known, new = ([list(table[name]) for name in text] for table in (train, source.dataset))
+    read = input_columns(text)
+    known, new = ([list(table[name]) for name in read] for table in (train, source.dataset))
     groups = group_duplicates(known, new)
     probabilities = probabilities_of(Predictor.load(path).predict_texts(chunks_of(new)).logits, labels.task)
     free = np.flatnonzero(groups >= len(train))
@@ -97,7 +99,7 @@ def label_next(
     examples = []
     for row in likely[picked].tolist():
         best = int(probabilities[row].argmax())
-        cells = {name: source.dataset[row][name] for name in source.column_names}
+        cells = {name: source.dataset[row][name] for name in source.column_names if name in text or name not in read}
         examples.append(NextExample(source.where(row), cells, labels.names[best], float(probabilities[row, best])))
     return NextLabels(examples, facts, rows - len(free), forecasts)
 

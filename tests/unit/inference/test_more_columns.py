@@ -108,22 +108,18 @@ def test_model_folder_works_in_a_transformers_pipeline(home: Path) -> None:
 
 
 def test_service_accepts_objects_and_names_a_missing_column(home: Path) -> None:
-    service = PredictionService(home / "run")
-    service.load()
-    client = TestClient(make_app(service, Access.for_port(TOKEN, 80)), base_url="http://127.0.0.1")
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    rows = rows_of(4, 5)
-    reply = client.post("/predict", json={"texts": rows}, headers=headers)
-    assert reply.status_code == 200
+    app = make_app(PredictionService(home / "run"), Access.for_port(TOKEN, 80))
+    rows, headers = rows_of(4, 5), {"Authorization": f"Bearer {TOKEN}"}
     expected = Predictor.load(home / "run", use_cpu=True).predict(rows)
-    assert [one["label"] for one in reply.json()["results"]] == expected
-    assert client.post("/predict", json={"text": rows[0]}, headers=headers).json()["results"][0]["label"] == expected[0]
-    del rows[1]["day"]
-    reply = client.post("/predict", json={"texts": rows}, headers=headers)
-    assert (reply.status_code, "row 2 has no 'day'" in reply.text) == (422, True)
-    reply = client.post("/predict", json={"texts": ["a plain text"]}, headers=headers)
-    assert (reply.status_code, "the model reads the columns one, day, x" in reply.text) == (422, True)
-    service.stop()
+    with TestClient(app, base_url="http://localhost:80", headers=headers) as client:
+        reply = client.post("/predict", json={"texts": rows})
+        assert [one["label"] for one in reply.json()["results"]] == expected
+        assert client.post("/predict", json={"text": rows[0]}).json()["results"][0]["label"] == expected[0]
+        del rows[1]["day"]
+        reply = client.post("/predict", json={"texts": rows})
+        assert (reply.status_code, "row 2 has no 'day'" in reply.text) == (422, True)
+        reply = client.post("/predict", json={"texts": ["a plain text"]})
+        assert (reply.status_code, "the model reads the columns one, day, x" in reply.text) == (422, True)
 
 
 def test_estimator_and_finetune_read_named_columns(home: Path, tmp_path: Path) -> None:
@@ -201,3 +197,10 @@ def test_cells_are_written_by_one_rule() -> None:
 def test_repeated_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'a' is named twice"):
         finetune(train_data=rows_of(20), text_column_names="a,x,a", output_dir=tmp_path / "run")
+
+
+def test_next_examples_have_all_columns(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["audit", str(home / "run"), "--unlabeled", str(home / "new.csv"), "--next", "3", "--json"]
+    assert main(words) == 0
+    for one in json.loads(capsys.readouterr().out)["examples"]:
+        assert list(one["columns"]) == [*NAMES, "label"]
