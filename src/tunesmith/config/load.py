@@ -689,10 +689,11 @@ def _check_best(config: RunConfig) -> Iterator[Problem]:
 
 def _check_columns(config: RunConfig) -> Iterator[Problem]:
     names = config.text_column_names
-    if names is not None and not 1 <= len(names) <= 2:
-        yield "text_column_names", f"{len(names)} columns are named", "Name one, or two for a sentence pair"
+    if names is not None and not all(names or [""]):
+        yield "text_column_names", "a name is empty", "Name one column, two for a sentence pair, or more"
     if names is not None and len(set(names)) < len(names):
-        yield "text_column_names", f"{names[0]!r} is named twice", "Name two different columns"
+        twice = Counter(names).most_common(1)[0][0]
+        yield "text_column_names", f"{twice!r} is named twice", "Name different columns"
     if config.label_column_name is not None and config.label_column_name in (names or ()):
         yield "label_column_name", f"{config.label_column_name!r} is also a text column", "Name another column"
     labels = config.label_names

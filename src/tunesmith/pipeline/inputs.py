@@ -272,7 +272,7 @@ def log_data(log: Log, data: RunData) -> None:
     """Print how the data was read, the size of each split, and warnings."""
     bundle = data.bundle
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in bundle.splits.items())
-    texts = " and ".join(map(repr, bundle.columns.text))
+    texts = " and ".join(map(repr, bundle.columns.named))
     log(f"Data: {sizes} rows; text {texts}, label {bundle.columns.label!r} ({_describe_labels(bundle.labels)}).")
     ours = names_of_run(bundle.columns.text, bundle.labels)
     for note in (*bundle.notes, *data.notes, describe_renaming(ours, ours.values())):
