@@ -833,7 +833,7 @@ def with_targets(part: Part, targets: np.ndarray[Any, Any]) -> Part:
     """Return the part with these probabilities (rows, classes) as the soft labels of its rows."""
     table = np.zeros((part.encoded.num_rows, targets.shape[1]))
     table[slice(None) if part.rows is None else part.rows] = targets
-    return replace(part, encoded=_add_column(part.encoded, TARGETS, _as_arrow(table)))
+    return replace(part, encoded=add_column(part.encoded, TARGETS, _as_arrow(table)))
 
 
 def correct_labels(part: Part, review: Source, columns: Sequence[str], labels: LabelMap) -> tuple[Part, int]:
