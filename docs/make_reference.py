@@ -46,7 +46,7 @@ def config_page() -> str:
 
 def options_as_markdown() -> str:
     """Every option with default and help, one table per section."""
-    from tunesmith.config.options import dump_value, list_options
+    from tunesmith.config.options import list_options
 
     lines: list[str] = []
     group = None
@@ -55,9 +55,16 @@ def options_as_markdown() -> str:
             group = option.group
             lines += ["", f"## {group}", "", "| Option | Default | Meaning |", "|---|---|---|"]
         lines.append(
-            f"| `{option.name}` | `{dump_value(option.default)}` | {option.help.replace('|', chr(92) + '|')} |"
+            f"| `{option.name}` | {default_of(option)} | {option.help.replace('|', chr(92) + '|')} |"
         )
     return "\n".join(lines).strip()
+
+
+def default_of(option: Any) -> str:
+    """The default value as code; empty if the option is unset by default."""
+    from tunesmith.config.options import dump_value
+
+    return "" if option.default is None else f"`{dump_value(option.default)}`"
 
 
 def differing_defaults() -> dict[str, tuple[Any, Any]]:
