@@ -4,7 +4,6 @@ scikit-learn."""
 from __future__ import annotations
 
 import inspect
-import json
 import shutil
 import sys
 import tempfile
@@ -27,13 +26,11 @@ from tunesmith.config.load import SHORT_NAMES
 from tunesmith.config.options import RunConfig, list_options
 from tunesmith.data.tables import columns_table, labelled_table, refuse_labels_as_text, text_columns_of
 from tunesmith.errors import ConfigError, name_the_extra, nearest
-from tunesmith.files import read_json, write_new
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import predicted_names
 from tunesmith.labels import choose_labels
 from tunesmith.pipeline.inputs import free_folder
 from tunesmith.pipeline.train import RunObserver, finetune
-from tunesmith.runs.folder import MANIFEST, publish_folder
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.results import RunResult
@@ -106,16 +103,6 @@ class Targets:
     multilabel: bool = False
     hot: bool = False
     """y was a table of 0 and 1."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dict without the examples; `from_json` restores the rest."""
-        classes = self.classes.tolist()
-        return {"classes": classes, "names": self.names, "multilabel": self.multilabel, "hot": self.hot}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Targets:
-        """Return the targets that `to_json` wrote."""
-        return cls([], np.asarray(data["classes"]), tuple(data["names"]), data["multilabel"], data["hot"])
 
 
 def as_targets(y: Any) -> Targets:
@@ -198,7 +185,6 @@ def _list_targets(rows: list[Any]) -> Targets:
     return Targets([[str(v) for v in row] for row in rows], np.asarray(found), names, multilabel=True)
 
 
-ESTIMATOR_FILE = "estimator.json"
 HOLD_OUT_ROWS = 50
 """With this many examples or more, a tenth is held out for validation by default."""
 
@@ -208,13 +194,6 @@ def _temporary_folder(owner: Any) -> str:
     folder = tempfile.mkdtemp(prefix="tunesmith-")
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for JSON. A RandomState is not stored: a loaded estimator is trained already."""
-    if isinstance(value, np.generic):
-        return value.item()
-    return str(value) if isinstance(value, Path) else None if isinstance(value, np.random.RandomState) else value
 
 
 class _FittedModel:
@@ -332,7 +311,8 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         if "random_state" in own:
             state = own.pop("random_state")
             own["seed"] = state if isinstance(state, Integral) else check_random_state(state).randint(2**31 - 1)
-        return {**{name: _plain(value) for name, value in own.items()}, **(self.options or {})}
+        plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in own.items()}
+        return {**plain, **(self.options or {})}
 
     @property
     def predictor_(self) -> Predictor:
@@ -358,45 +338,6 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
                 dict(zip(self.predictor_.facts.text_columns or (), columns, strict=True))
             )
         return self.predictor_.probabilities(columns[0], columns[1] if len(columns) == 2 else None)
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the model and the parameters to a new folder with a manifest: safetensors and JSON, no pickle."""
-        check_is_fitted(self)
-        target = Path(folder).expanduser()
-        if target.exists():
-            raise ConfigError("exists already", where=str(target), fix="Use a new folder.")
-        params = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
-        state = {"kind": type(self).__name__, "params": params, **self._fitted_state()}
-
-        def fill(place: Path) -> None:
-            for file in self._model.folder.iterdir():
-                if file.name not in (MANIFEST, ESTIMATOR_FILE):
-                    shutil.copyfile(file, place / file.name)
-            write_new(place / ESTIMATOR_FILE, json.dumps(state, indent=1, ensure_ascii=False).encode())
-
-        publish_folder(target, fill, {"kind": "model"})
-        return target
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Return the fitted estimator that `save` wrote."""
-        source = Path(folder).expanduser()
-        state = read_json(source / ESTIMATOR_FILE)
-        if state.get("kind") != cls.__name__:
-            raise ConfigError(f"contains a {state.get('kind')}, not a {cls.__name__}", where=str(source))
-        found = cls(**state["params"])
-        found._model = _FittedModel(source)
-        found.n_features_in_ = int(state["n_features_in"])
-        found._restore(state)
-        return found
-
-    def _fitted_state(self) -> dict[str, Any]:
-        return {"n_features_in": self.n_features_in_, "feature_names_in": list(getattr(self, "feature_names_in_", ()))}
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        """Restore the result of `_fitted_state`."""
-        if state.get("feature_names_in"):
-            self.feature_names_in_ = np.asarray(state["feature_names_in"], dtype=object)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -447,14 +388,6 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
             right = [np.array_equal(a, b) if self._targets.hot else set(a) == set(b) for a, b in rows]
             return float(np.average(right, weights=sample_weight))
         return float(super().score(X, y, sample_weight))
-
-    def _fitted_state(self) -> dict[str, Any]:
-        return {**super()._fitted_state(), "targets": self._targets.to_json()}
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        super()._restore(state)
-        self._targets = Targets.from_json(state["targets"])
-        self.classes_ = self._targets.classes
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

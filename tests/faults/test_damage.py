@@ -287,7 +287,9 @@ def test_doctor_reports_no_fault_in_finished_run(lab: Any, capsys: pytest.Captur
     assert "ok      model" in capsys.readouterr().out
 
 
-def test_doctor_removes_only_useless_parts(lab: Any, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_names_what_the_next_start_removes(
+    lab: Any, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fault = {"TUNESMITH_FAULT": "save.filled:kill:6"}
     assert lab.train(run_folder, "--save_total_limit", "3", env=fault).code == -9
     folders = RunDir(run_folder).checkpoints()
@@ -302,27 +304,20 @@ def test_doctor_removes_only_useless_parts(lab: Any, run_folder: Path, capsys: p
     assert folders[-1].name in by_name
     assert "optimizer.safetensors" in by_name[folders[-1].name]["text"]
     assert any(name.startswith(".tmp-checkpoint-") for name in by_name)
-    kept = [f.name for f in folders[:-1]]
-    code, found = doctor(capsys, str(run_folder), "--repair")
-    assert code == 0
-    assert folders[-1].name in found["removed"]
-    assert [f.name for f in RunDir(run_folder).checkpoints()] == kept
-    assert (run_folder / "notes.txt").read_text() == "mine"
-    assert {p["health"] for p in found["parts"]} == {"sound"}
-    assert doctor(capsys, str(run_folder), "--repair")[1]["removed"] == []
     assert lab.train(run_folder, "--save_total_limit", "3").code == 0
+    assert {p["health"] for p in doctor(capsys, str(run_folder))[1]["parts"]} == {"sound"}
+    assert (run_folder / "notes.txt").read_text() == "mine"
     (run_folder / "notes.txt").unlink()
     lab.same(run_folder)
 
 
-def test_doctor_keeps_the_last_copies(lab: Any, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_lost_checkpoints(lab: Any, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lab.train(run_folder, "--save_total_limit", "2", env={"TUNESMITH_FAULT": "step.end:kill:6"}).code == -9
     for folder in RunDir(run_folder).checkpoints():
         (folder / "state.json").write_text("{}")
     before = sorted(p.name for p in run_folder.iterdir())
-    code, found = doctor(capsys, str(run_folder), "--repair")
+    code, found = doctor(capsys, str(run_folder))
     assert code == 5
-    assert found["removed"] == []
     assert sorted(p.name for p in run_folder.iterdir()) == before
     assert found["parts"][-1]["health"] == "broken"
     assert main(["doctor", str(run_folder / "nothing")]) == 2
@@ -331,7 +326,7 @@ def test_doctor_keeps_the_last_copies(lab: Any, run_folder: Path, capsys: pytest
 def test_doctor_ignores_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-6").mkdir()
     (tmp_path / "checkpoint-6" / "notes.json").write_text("{}")
-    assert main(["doctor", str(tmp_path), "--repair"]) == 2
+    assert main(["doctor", str(tmp_path)]) == 2
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-6"]
 
 

@@ -149,9 +149,9 @@ def make_plan(arena: Arena, rng: random.Random) -> Plan:
     page = rng.choice(([], ["--json"], ["-o", f"{at}/out/page.html"]))
     if verb == "doctor":
         name = rng.choice(("half", "run"))
-        more = rng.choice(([], ["--json"], ["--repair"]))
+        more = rng.choice(([], ["--json"]))
         targets = [at / name / n for n in names] + [checkpoint_file(arena, name, rng)] * (rng.random() < 0.4)
-        return Plan((name,), targets, [verb, f"{at}/{name}", *more], (name,) if "--repair" in more else ())
+        return Plan((name,), targets, [verb, f"{at}/{name}", *more])
     if verb == "report":
         return Plan(("run",), in_run, [verb, f"{at}/run", *page], ("run", "out"))
     if verb == "compare":

@@ -17,23 +17,20 @@ from tunesmith import __version__
 from tunesmith.cli.parser import add_flag
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import StepDone
-from tunesmith.files import BadFile, disk_error, read_json
-from tunesmith.runs.event_log import Journal, parse_events, read_bytes
+from tunesmith.files import BadFile, read_json
+from tunesmith.runs.event_log import parse_events, read_bytes
 from tunesmith.runs.folder import (
     RunDir,
-    RunLock,
     checkpoint_step,
     end_of,
     is_leftover,
     read_holder,
-    retire,
-    sweep,
     verify,
     verify_results,
 )
 
 Health = Literal["sound", "note", "useless", "broken"]
-"""ok; worth a note; unusable (a repair removes it); damaged (the user must decide)."""
+"""ok; worth a note; unusable (the next start ignores or removes it); damaged (the user must decide)."""
 
 
 @dataclass(frozen=True)
@@ -71,29 +68,6 @@ def examine(run: RunDir) -> list[Examined]:
                 parts.append(Examined(path.name, "useless", "left behind by a killed process"))
     parts.append(_conclude(run, intact))
     return parts
-
-
-def is_sound(parts: list[Examined]) -> bool:
-    """Return whether nothing is damaged."""
-    return not any(part.health == "broken" for part in parts)
-
-
-def repair(run: RunDir) -> list[str]:
-    """Remove leftovers, the incomplete end of the event log, and damaged checkpoints if an intact one is kept; return names."""
-    with RunLock(run.lock_file):
-        try:
-            removed = sweep(run.path)
-            if run.journal_file.exists():
-                with Journal(run.journal_file) as journal:
-                    if journal.removed_bytes:
-                        removed.append(f"the incomplete last line of {run.journal_file.name}")
-            for part in examine(run):
-                if part.health == "useless" and (run.path / part.name) in run.checkpoints():
-                    retire(run.path / part.name)
-                    removed.append(part.name)
-        except OSError as error:
-            raise disk_error(error, run.path) from error
-    return removed
 
 
 def _problem_of(folder: Path) -> str | None:
@@ -191,7 +165,6 @@ VARIABLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     add_flag(parser, "run_folder RUN", "Run folder to check. Default: describe this machine.", nargs="?")
-    add_flag(parser, "--repair", "Remove temporary files and damaged copies.")
     add_flag(parser, "--json", "Print JSON.")
 
 
@@ -208,7 +181,6 @@ def run(args: argparse.Namespace) -> int:
     folder = RunDir(args.run_folder)
     if not any(os.path.lexists(checkpoint / MANIFEST) for checkpoint in folder.checkpoints()):
         folder = open_run(args.run_folder)
-    removed = repair(folder) if args.repair else []
     parts = examine(folder)
     try:
         load_config(folder.config_file, need_data=False)
@@ -216,18 +188,14 @@ def run(args: argparse.Namespace) -> int:
     except (ConfigError, OSError) as error:
         text = f"{error}. Run the training command again to write it"
         parts.insert(1, Examined(folder.config_file.name, "note", text))
-    code = 0 if is_sound(parts) else 5
+    code = 5 if any(part.health == "broken" for part in parts) else 0
     if args.json:
         listed = [{"name": p.name, "health": p.health, "text": p.text} for p in parts]
-        print(json.dumps({"run": str(folder.path), "sound": code == 0, "removed": removed, "parts": listed}))
+        print(json.dumps({"run": str(folder.path), "sound": code == 0, "parts": listed}))
         return code
-    for name in removed:
-        print(f"removed {name}")
     width = max(len(part.name) for part in parts)
     for part in parts:
         print(f"{MARKS[part.health]:<8}{part.name:<{width}}  {part.text}")
-    if not args.repair and any(part.health == "useless" for part in parts):
-        print(f"To remove files that nothing uses, run: tunesmith doctor {args.run_folder} --repair")
     return code
 
 
