@@ -316,7 +316,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def predictor_(self) -> Predictor:
-        """The trained model, loaded when it is first used."""
+        """Return the trained model, loaded when it is first used."""
         check_is_fitted(self)
         return self._model.predictor
 

@@ -65,12 +65,6 @@ class Prepared:
         """Return the tokenized rows of a split."""
         return self.tokenized[split].rows
 
-    @property
-    def evaluation_rows(self) -> int | None:
-        """Return the size of an evaluation batch; None on a GPU, where tokens are counted instead."""
-        on_gpu = self.runtime.device.type == "cuda"
-        return None if on_gpu else max(self.config.per_device_eval_batch_size, 64)
-
     def constant(self) -> BestConstant:
         """Return the constant baseline of the training labels."""
         labels = self.bundle.labels

@@ -94,7 +94,8 @@ class Evaluation:
 
 
 def _predict(prepared: Prepared, rows: TokenRows, collate: Collate, on_batch: Callable[[int], None]) -> Predictions:
-    state, most = prepared.state, prepared.evaluation_rows
+    state, on_gpu = prepared.state, prepared.runtime.device.type == "cuda"
+    most = None if on_gpu else max(prepared.config.per_device_eval_batch_size, 64)  # None: tokens are counted instead
     return predict_rows(
         state.model, rows, collate, prepared.runtime, max_rows=most, objective=state.objective, on_batch=on_batch
     )
