@@ -112,7 +112,7 @@ def test_only_rank_0_writes_and_prints(two: tuple[Path, Ended]) -> None:
     run, ended = two
     assert ended.out.count("run folder:") == 1
     said = ended.err.lower()
-    for line in ("epoch 2.00 ", "training: 12 steps", "label: column"):
+    for line in ("epoch 2.00 ", "training: 12 steps", "data: "):
         assert said.count(line) == 1, line
     assert [type(e).__name__ for e in read_journal(RunDir(run).journal_file)].count("RunStarted") == 1
     assert not list(run.rglob(".tmp*"))
