@@ -48,9 +48,13 @@ def ready(state: TrainState, window: Window) -> Window:
     if state.verified is None or not (speedups.undisturbed or state.verified == state.fingerprint.of_model()):
         first = state.verified is None
         dropped = _unsupported(speedups)
-        dropped |= _find_wrong(state, window.micro_batches[0], without=set(dropped))
+        dropped |= _find_wrong(state, speedups, window.micro_batches[0], without=set(dropped))
         for name, reason in _agree_on_ranks(state, dropped, first).items():
-            _switch_off(state, name, reason)
+            if name == "restrict_vocabulary" and state.vocabulary is not None:
+                state.restore_vocabulary(reason)
+            elif name in speedups.parts:
+                speedups.drop(name)
+                state.notes.append(f"{name} is off: {reason}")
         state.verified = state.fingerprint.of_model()
     if not speedups.dropped & {"padding_free", "length_buckets"}:
         return window
@@ -73,44 +77,31 @@ def _agree_on_ranks(state: TrainState, dropped: dict[str, str], first: bool) -> 
     return found
 
 
-def _switch_off(state: TrainState, name: str, reason: str) -> None:
-    assert state.speedups is not None
-    if name == "restrict_vocabulary" and state.vocabulary is not None:
-        state.restore_vocabulary(reason)
-    elif name in state.speedups.parts:
-        state.speedups.drop(name)
-        state.notes.append(f"{name} is off: {reason}")
-
-
-def _find_wrong(state: TrainState, batch: Batch, *, without: set[str]) -> dict[str, str]:
+def _find_wrong(state: TrainState, speedups: Speedups, batch: Batch, *, without: set[str]) -> dict[str, str]:
     """Return the speedups whose step differs from the plain one, and how."""
-    speedups = state.speedups
-    assert speedups is not None
     left = [name for name in ORDER if name in speedups.parts and name not in without]
     if "length_buckets" in left and not _widened_rows(speedups, batch):
-        found = _find_wrong(state, batch, without={*without, "length_buckets"})
+        found = _find_wrong(state, speedups, batch, without={*without, "length_buckets"})
         return found | {"length_buckets": "no row of the first batch would be padded further by it"}
     # User hooks are not called for a proof. While they listen, only what needs no knowledge of a model is on.
     if not left or is_watched(hook_tables(state.model.modules())):
         return {}
     try:
         with speedups.without(without):
-            return _search(state, batch, left, without)
+            return _search(state, speedups, batch, left)
     except torch.OutOfMemoryError:
         state.notes.append("the speedups were not compared with the plain step, which needs more memory")
         return {}
 
 
-def _search(state: TrainState, batch: Batch, left: list[str], without: set[str]) -> dict[str, str]:
-
-    speedups = state.speedups
-    assert speedups is not None
-    judge, rows = _plain_steps(state, batch, left)
+def _search(state: TrainState, speedups: Speedups, batch: Batch, left: list[str]) -> dict[str, str]:
+    """Compare with all of `left` on; if the step differs, find those that must be off."""
+    judge, rows = _plain_steps(state, speedups, batch, left)
 
     def fails(off: set[str]) -> str | None:
-        shaped = (speedups.parts.keys() & {"padding_free", "length_buckets"}) - off - without
+        shaped = {"padding_free", "length_buckets"} & (set(left) - off)
         fast = rows(speedups.train_collate if shaped else speedups.padding)
-        with speedups.without(off - without):
+        with speedups.without(off):
             return failure(judge, lambda: measure(state, fast))
 
     wrong = fails(set())
@@ -127,13 +118,12 @@ def _search(state: TrainState, batch: Batch, left: list[str], without: set[str])
     return dict.fromkeys(off, f"its step is not the plain one ({wrong})")
 
 
-def _plain_steps(state: TrainState, batch: Batch, left: list[str]) -> tuple[Judge, Callable[..., Batch]]:
+def _plain_steps(
+    state: TrainState, speedups: Speedups, batch: Batch, left: list[str]
+) -> tuple[Judge, Callable[..., Batch]]:
     """Compute the plain step; return a judge for fast steps, and a function that collates the compared examples."""
-
-    speedups = state.speedups
-    assert speedups is not None
     half = state.runtime.precision != "no"
-    chosen = _rows_for(state, batch, passes=3 if half else 2)
+    chosen = _rows_for(state, speedups, batch, passes=3 if half else 2)
     lengths = [len(ids) for ids in tokens_of(batch)["input_ids"]]
     known = why_not(state.model) is None and len({lengths[i] for i in chosen}) == 1
     longest = max(1, lengths[chosen[0]] // 2) if known else None  # rows of one length would leave nothing to pad
@@ -162,10 +152,8 @@ def _widened_rows(speedups: Speedups, batch: Batch) -> list[int]:
     return [i for i, n in enumerate(lengths) if n <= longest]
 
 
-def _rows_for(state: TrainState, batch: Batch, *, passes: int) -> list[int]:
+def _rows_for(state: TrainState, speedups: Speedups, batch: Batch, *, passes: int) -> list[int]:
     """Return the examples to compare, as many as the cost limit allows: the longest, the shortest, and some in between."""
-    speedups = state.speedups
-    assert speedups is not None
     bucketed = "length_buckets" in speedups.parts and _widened_rows(speedups, batch)
     rows = np.array(bucketed or range(len(batch)))
     budget = min(MOST_STEPS, SHARE * state.planned_steps) * len(batch) / passes

@@ -361,7 +361,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._close_captured()
         self._captured = None
         self._choose_speedups()
-        if self._on_gpu and self._why_no_speedups() is None:
+        if self._on_gpu and self._packed is not None:
             from tunesmith.trainer.captured_steps import CapturedSteps
 
             made = CapturedSteps.make(self, Trainer, self._training_rows())
@@ -390,13 +390,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._waiting, optimizer = (), self._plain_optimizer()
         if self._captured is not None:
             self._captured.begin(optimizer)
-        self._skips_on_device = self._captured is None and self._may_skip_on_device() and fuse_update(optimizer)
-        return prepared
-
-    def _may_skip_on_device(self) -> bool:
         scaled = getattr(self.accelerator, "scaler", None) is not None
-        own = type(self)._get_grad_norm is not Trainer._get_grad_norm
-        return self._on_gpu and self._packed is not None and self.args.world_size == 1 and not (scaled or own)
+        own = type(self)._get_grad_norm is not Trainer._get_grad_norm or scaled or self.args.world_size > 1
+        alone = self._on_gpu and self._packed is not None and self._captured is None and not own
+        self._skips_on_device = alone and fuse_update(optimizer)
+        return prepared
 
     def _close_captured(self) -> None:
         if self._captured is not None:
@@ -549,11 +547,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def _describe_speedups(self) -> str:
         """Return one line: which speedups are on, and why others are off."""
-        packed = self._packed
-        if self._captured is not None:
-            return " ".join(
-                [f"Speedups: {', '.join(self._captured.speedups.on) or 'none'}.", *self._captured.speedups.notes]
-            )
+        packed, whole = self._packed, self._captured
+        if whole is not None:
+            return " ".join([f"Speedups: {', '.join(whole.speedups.on) or 'none'}.", *whole.speedups.notes])
         on = () if packed is None else packed.on
         off = {PACKING: self._why_no_speedups()} if packed is None else packed.off
         if self._graphs is not None and self._graphs.off is None:
