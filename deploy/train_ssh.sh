@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Plain ssh: NODES="node0 node1" deploy/train_ssh.sh --train_file /shared/pairs.csv --output_dir /shared/run
-# Starts torchrun on every node and ends all of them when one fails. Give the same command again to resume.
-# RANKS: ranks of a node (default: its GPUs). PYTHON: the interpreter on the nodes. PORT: of the rendezvous on the first node.
+# Starts torchrun on every node and ends all of them when one fails. Run the same command again to resume.
+# RANKS: ranks per node (default: its GPUs). PYTHON: the interpreter on the nodes. PORT: of the rendezvous on the first node.
 set -euo pipefail
-read -r -a nodes <<< "${NODES:?NODES=\"node0 node1\" names the machines; the first one holds the rendezvous}"
+read -r -a nodes <<< "${NODES:?NODES=\"node0 node1\" names the machines; the first one hosts the rendezvous}"
 python=${PYTHON:-python3}
 port=${PORT:-29500}
 ranks=${RANKS:-gpu}

@@ -45,7 +45,7 @@ class Examined:
 def examine(run: RunDir) -> list[Examined]:
     """Check every part of the folder, reading and hashing all files; changes nothing."""
     holder = read_holder(run.lock_file)
-    held = f"held by {holder}: the run is being trained, so what it writes now may look unfinished"
+    held = f"held by {holder}: the run is being trained, so new files may look unfinished"
     parts = [Examined("lock", "sound", "free") if holder is None else Examined("lock", "note", held)]
     parts.append(_check_json(run.environment_file))
     parts += _check_journal(run)

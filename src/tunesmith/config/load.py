@@ -354,7 +354,7 @@ def read_top_level(text: str, file: str) -> FileEntries:
 
 
 def _check_events(events: Iterable[Any], file: str, yaml: Any) -> None:
-    """Refuses what a config does not need, before values are built: anchors, tags, deep nesting, a second document."""
+    """Refuse anchors, tags, deep nesting and a second document before values are built."""
     depth = documents = 0
     for event in events:
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:

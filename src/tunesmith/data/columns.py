@@ -52,7 +52,7 @@ ASIDE = (
     *("lang", "language", "locale", "source", "split", "set", "subset", "partition", "fold", "date", "author"),
     *("user", "username", "country", "region", "annotator", "prediction", "predicted", "truncated"),
 )
-"""Columns that describe a row and are rarely what is to be predicted."""
+"""Columns that describe a row and are rarely the label."""
 _PAIR_ENDS = (("1", "2"), ("a", "b"), ("left", "right"), ("first", "second"), ("one", "two"))
 _IDS = frozenset(["id", "idx", "index", "guid", "uid", "uuid", "pairid", "rowid", "key", "docid", "nr", "no", "编号"])
 SAMPLE_ROWS, SAMPLE_CELLS = 2_000, 200_000

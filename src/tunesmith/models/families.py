@@ -63,7 +63,7 @@ def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
             adapters.append(f"{name}.")
             continue
         if found is not expected.get(name):
-            return f"{name} is a {found.__module__}.{found.__qualname__}, which is not what transformers has there"
+            return f"{name} is a {found.__module__}.{found.__qualname__}, not the module of transformers"
         replaced = replaced_method(module)
         if replaced:
             return f"{replaced} of {name or type(model).__name__} was replaced"

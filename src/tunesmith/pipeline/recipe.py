@@ -253,7 +253,7 @@ class RunFacts:
     """Validation rows; None: there is no validation."""
     pooling: Pooling = "pooler"
     why: str = "too few rows for a probe"
-    no_head: str | None = "the head is not a new linear layer of what the encoder says"
+    no_head: str | None = "the head is not a newly initialized linear layer"
     new_head: bool = False
     """The last layer is not in the checkpoint."""
     matrix_size: float = 0.0

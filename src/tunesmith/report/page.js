@@ -14,7 +14,7 @@
   };
 
   const show = (value) => {
-    if (value === null) return "not finite";
+    if (value === null) return "NaN or infinite";
     const size = Math.abs(value);
     return size >= 1000 ? value.toFixed(0) : size > 0 && size < 0.001 ? value.toExponential(2) : value.toFixed(4);
   };

@@ -117,7 +117,7 @@ def open_journal(path: Path, event: RunStarted | Resumed) -> tuple[Journal, list
     if isinstance(event, RunStarted):
         path.unlink(missing_ok=True)
         return Journal(path), []
-    lost = [] if path.exists() else ["journal.jsonl was gone: the curves begin here, what came before is lost"]
+    lost = [] if path.exists() else ["journal.jsonl was missing: earlier curves are lost"]
     truncate_journal(path, event.step)
     return Journal(path), lost
 

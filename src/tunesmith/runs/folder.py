@@ -667,7 +667,7 @@ def _require_apart(output: Path, inputs: Mapping[str, str | None]) -> None:
         read = Path(text).resolve()
         if here == read or here in read.parents or (read.is_dir() and read in here.parents):
             how = "is" if here == read else "contains" if here in read.parents else "is inside"
-            raise ResourceError(f"{how} what --{name} reads ({read})", where=str(output), fix=_ELSEWHERE)
+            raise ResourceError(f"{how} the path of --{name} ({read})", where=str(output), fix=_ELSEWHERE)
 
 
 COUNTS = {str: int}

@@ -215,7 +215,7 @@ def test_output_folder_cannot_be_the_model_folder(where: str, lab: Path, command
     before = tree(lab / "base")
     code, told = command(lab / where)
     assert (code, tree(lab / "base")) == (4, before)
-    assert "what --model_name_or_path reads" in told
+    assert "the path of --model_name_or_path" in told
 
 
 def test_model_of_a_run_cannot_be_trained_into_same_run(stopped: Path, lab: Path, command: Command) -> None:
