@@ -26,6 +26,7 @@ import pytest
 
 from faults.mutations import mutate
 from faults.trials import Ended, memory_folder, run, size
+from patience import patient
 from tiny_model import save_tiny_bert, sentences
 from unit.data.messy_files import sheet
 
@@ -323,7 +324,7 @@ async def ask(app: Any, path: str, body: bytes = b"") -> tuple[int, bytes]:
             done.set()
 
     task, waiter = asyncio.create_task(app(scope, receive, send)), asyncio.create_task(done.wait())
-    finished, _ = await asyncio.wait((task, waiter), timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    finished, _ = await asyncio.wait((task, waiter), timeout=patient(10), return_when=asyncio.FIRST_COMPLETED)
     task.cancel()
     waiter.cancel()
     errors = [e for e in await asyncio.gather(task, waiter, return_exceptions=True) if isinstance(e, Exception)]

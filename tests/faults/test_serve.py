@@ -176,7 +176,8 @@ async def replace_then_stop(server: subprocess.Popen[bytes], clients: Clients, r
     end = time.monotonic() + patient(60)
     while clients.seen[1] < 20 or clients.seen[0]:
         assert time.monotonic() < end, "the new model was never loaded"
-        clients.seen = [0, 0]
+        if clients.seen[0]:
+            clients.seen = [0, 0]
         await asyncio.sleep(0.3)
     await asyncio.sleep(random.uniform(0.0, 0.5))
     clients.stopped_at = time.monotonic()

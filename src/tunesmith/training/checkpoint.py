@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -389,11 +389,9 @@ def holds_names(folder: Path, model: nn.Module) -> bool:
     """Return whether the stored weights have the model's own names, so that `load_weights` restores all of them."""
     if has_adapters(model) or not (folder / WEIGHTS).is_file():
         return False
-    own = model.state_dict()
     with safe_open(folder / WEIGHTS, framework="pt") as file:
         stored = set(file.keys())
-    there = {own[name].data_ptr() for name in own if name in stored}
-    return stored <= own.keys() and all(n in stored or t.data_ptr() in there for n, t in own.items())
+    return stored == _needed(model.state_dict(), stored).keys()
 
 
 def copy_weights(model: nn.Module, stored: Tensors, where: str) -> None:
@@ -406,20 +404,19 @@ def copy_weights(model: nn.Module, stored: Tensors, where: str) -> None:
 
 
 def _copy(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str) -> None:
+    needed = _needed(own, stored)
+    wrong = sorted(needed.keys() ^ stored.keys()) or [n for n in needed if needed[n].shape != stored[n].shape]
+    if wrong:
+        raise CheckpointError(f"does not fit the model: {', '.join(wrong[:5])}", where=where)
     with torch.no_grad():
-        for name, tensor in _fitting(own, stored, where).items():
+        for name, tensor in needed.items():
             tensor.copy_(stored[name])
 
 
-def _fitting(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str) -> Tensors:
-    """Return the model's tensors that were stored. `save_pretrained` stores only one name of a shared tensor."""
-    missing = [name for name in own if name not in stored]
-    there = {own[name].data_ptr() for name in own if name in stored} if missing else set()
-    fitting = {name: tensor for name, tensor in own.items() if name in stored or tensor.data_ptr() not in there}
-    wrong = sorted(set(fitting) ^ set(stored)) or [n for n in fitting if fitting[n].shape != stored[n].shape]
-    if wrong:
-        raise CheckpointError(f"does not fit the model: {', '.join(wrong[:5])}", where=where)
-    return fitting
+def _needed(own: Mapping[str, torch.Tensor], stored: Container[str]) -> Tensors:
+    """Return the model's tensors that a file must contain. `save_pretrained` stores only one name of a shared tensor."""
+    there = {tensor.data_ptr() for name, tensor in own.items() if name in stored}
+    return {name: tensor for name, tensor in own.items() if name in stored or tensor.data_ptr() not in there}
 
 
 def _read(folder: Path, name: str) -> Tensors:
