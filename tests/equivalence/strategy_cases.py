@@ -113,3 +113,10 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
     """Return the largest difference between two dicts with equal keys."""
     assert one.keys() == other.keys()
     return max(float((one[k] - other[k]).detach().abs().max()) for k in one)
+
+
+def assert_same_step(expected: Any, found: Any, tolerance: float = 1e-5) -> None:
+    """Assert that two results of `gradients` are equal up to rounding."""
+    assert abs(expected[0] - found[0]) < 1e-6
+    assert torch.allclose(expected[1], found[1], atol=2e-6)
+    assert largest_difference(expected[2], found[2]) < tolerance

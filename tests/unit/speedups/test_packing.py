@@ -48,18 +48,21 @@ def tensors(lengths: tuple[int, ...], first: bool) -> list[torch.Tensor]:
     return [torch.randn(n, HEADS, SIZE, dtype=torch.float64, requires_grad=True) for n in counts]
 
 
+def assert_equal(out: torch.Tensor, expected: torch.Tensor, inputs: Any) -> None:
+    """Assert equal outputs, and equal gradients of the inputs."""
+    assert torch.allclose(out, expected, atol=1e-12)
+    grad = torch.randn_like(out)
+    found, wanted = (torch.autograd.grad(x, inputs, grad) for x in (out, expected))
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(found, wanted, strict=True))
+
+
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("lengths", [(1,), (1, 2, 5, 9), (2, 2, 7, 7, 8), (2, 60, 61, 90)])
 def test_packed_attention_equals_torch_row_by_row(lengths: tuple[int, ...], first: bool) -> None:
     q, k, v = tensors(lengths, first)
     expected = row_by_row(q, k, v, lengths, first)
     out = attend_on_cpu(q, k, v, layout_for(lengths), 0.7, 0.0, first)
-    assert torch.allclose(out, expected, atol=1e-12)
-    grad = torch.randn_like(out)
-    for ours, theirs in zip(
-        torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(expected, (q, k, v), grad), strict=True
-    ):
-        assert torch.allclose(ours, theirs, atol=1e-12)
+    assert_equal(out, expected, (q, k, v))
 
 
 def test_packed_attention_with_a_window_equals_padding() -> None:
@@ -68,12 +71,7 @@ def test_packed_attention_with_a_window_equals_padding() -> None:
     layout = layout_for(lengths)
     expected = attend_by_padding(q, k, v, layout, 0.7, 0.0, False, window)
     out = attend_on_cpu(q, k, v, layout, 0.7, 0.0, False, window)
-    assert torch.allclose(out, expected, atol=1e-12)
-    grad = torch.randn_like(out)
-    for ours, theirs in zip(
-        torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(expected, (q, k, v), grad), strict=True
-    ):
-        assert torch.allclose(ours, theirs, atol=1e-12)
+    assert_equal(out, expected, (q, k, v))
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -94,13 +92,7 @@ def test_packed_attention_with_a_bias_equals_softmax(first: bool) -> None:
         weights = torch.softmax(q @ k.transpose(1, 2) * 0.7 + bias[:, :m, :n], -1)
         expected.append((weights @ v).transpose(0, 1))
         q_at, k_at = q_at + m, k_at + n
-    assert torch.allclose(out, torch.cat(expected), atol=1e-12)
-    grad = torch.randn_like(out)
-    given = (*inputs, bias)
-    for ours, theirs in zip(
-        torch.autograd.grad(out, given, grad), torch.autograd.grad(torch.cat(expected), given, grad), strict=True
-    ):
-        assert torch.allclose(ours, theirs, atol=1e-12)
+    assert_equal(out, torch.cat(expected), (*inputs, bias))
 
 
 def test_filler_gets_no_gradient() -> None:
