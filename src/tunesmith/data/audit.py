@@ -33,7 +33,7 @@ def audit_rows(
     findings = check_labels(ids, labels, names_given=names_given)
     if not sum(map(len, ordered.values())):
         return findings
-    survey = survey_texts(ordered, list(columns.text))
+    survey = survey_texts(ordered, list(columns.text), rendered=bool(columns.rendered))
     findings += find_overlaps(ordered, survey, labels, ids)
     train = ordered.get("train", ())
     if isinstance(train, Part) and len(train):
@@ -520,20 +520,20 @@ class TextSurvey:
         return values[first : first + rows * self.columns].reshape(self.columns, rows).T
 
 
-def survey_texts(parts: Mapping[str, Part], text: Sequence[str]) -> TextSurvey:
-    """Read every text once."""
+def survey_texts(parts: Mapping[str, Part], text: Sequence[str], *, rendered: bool = False) -> TextSurvey:
+    """Read every text once; without the column names of `rendered` texts, which would make all of them similar."""
     shapes, at = {}, 0
     for split, part in parts.items():
         shapes[split] = (at, len(part))
         at += len(part) * len(text)
     tables = (table.column(name) for part in parts.values() for name in text for table in part.scan([name]))
-    found = [_survey(cells) for column in tables for cells in _pieces(column)]
+    found = [_survey(cells) for column in tables for cells in _pieces(column, rendered=rendered)]
     keys, characters, signatures = (np.concatenate(values) for values in zip(*found, strict=True))
     equal = first_equal(keys)
     return TextSurvey(shapes, len(text), characters, equal, find_near(equal, signatures))
 
 
-def _pieces(column: Any) -> Iterator[Any]:
+def _pieces(column: Any, *, rendered: bool) -> Iterator[Any]:
     """Yield the cells in lower case with single spaces, in pieces of about BLOCK_BYTES."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -542,6 +542,8 @@ def _pieces(column: Any) -> Iterator[Any]:
         step = max(1, int(len(chunk) * BLOCK_BYTES / max(chunk.nbytes, 1)))
         for at in range(0, len(chunk), step):
             cells = pc.utf8_lower(chunk.slice(at, step).cast(pa.large_string()))
+            if rendered:
+                cells = pc.replace_substring_regex(cells, pattern=r"(?m)^.*?: ", replacement="")
             spaced = pc.replace_substring_regex(cells, pattern=r"[\s\v\x1c-\x1f\x85\pZ]+", replacement=" ")
             yield pc.utf8_trim(spaced, characters=" ")
 

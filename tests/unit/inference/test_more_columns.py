@@ -14,9 +14,11 @@ from datasets import Dataset
 from starlette.testclient import TestClient
 from transformers import pipeline
 
+from data_loading import load_data
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith import Predictor, finetune
 from tunesmith.cli.main import main
+from tunesmith.data.audit import audit_rows
 from tunesmith.data.render import render_rows
 from tunesmith.data.rows import Columns
 from tunesmith.data.tokenize import tokenize
@@ -204,3 +206,14 @@ def test_next_examples_have_all_columns(home: Path, capsys: pytest.CaptureFixtur
     assert main(words) == 0
     for one in json.loads(capsys.readouterr().out)["examples"]:
         assert list(one["columns"]) == [*NAMES, "label"]
+
+
+def test_column_names_do_not_make_rows_near_duplicates(tmp_path: Path) -> None:
+    words = [f"{a}{b}" for a in "bdfgk" for b in ("ale", "orm", "ust", "eck", "ight")]
+    rng = np.random.default_rng(0)
+    rows = [
+        {**{f"a long name of column {n}": rng.choice(words) for n in range(3)}, "label": "ab"[i % 2]} for i in range(80)
+    ]
+    bundle = load_data(train_data=rows, text_column_names=list(rows[0])[:3], label_column_name="label")
+    found = audit_rows(bundle.parts, bundle.columns, bundle.labels)
+    assert not {"near_duplicate_rows", "split_leak"} & {finding.code for finding in found}
