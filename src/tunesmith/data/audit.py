@@ -466,22 +466,23 @@ def check_tokens(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> list[Fin
     return [Finding("unknown_tokens", "warning", evidence, advice, numbers={"share": share, "rows": lost})]
 
 
-def check_cut(
-    rows: int, cut: int, tokens: int, lost: int, longest: int, limit: int | None, length: int
-) -> list[Finding]:
-    """`longest`: 99th percentile of the row lengths in tokens; `limit`: the maximum of the model."""
-    share, words = cut / max(rows, 1), lost / max(tokens, 1)
-    if not cut:
+def check_cut(lengths: Ints, length: int, limit: int | None) -> list[Finding]:
+    """Report how much `length` truncates rows of these lengths in tokens; `limit` is the maximum of the model."""
+    over = np.maximum(lengths - length, 0)
+    if not over.any():
         return []
-    evidence = f"{cut:,} of {rows:,} rows are longer than {length} tokens and are truncated; {words:.1%} of all tokens are lost."
-    numbers = {"rows": cut, "share": share, "tokens_lost": words, "length": length}
-    if limit is None or length < limit:
-        upto = longest if limit is None else min(longest, limit)
-        why = "99% of the rows fit then" if upto == longest else "the model supports that many"
-        advice = f"Raise --max_seq_length to {upto}: {why}."
-    else:
+    cut, share, lost = int((over > 0).sum()), float((over > 0).mean()), float(over.sum() / lengths.sum())
+    rows = f"{cut:,} of {len(lengths):,} rows"
+    evidence = f"{rows} are longer than {length} tokens and are truncated; {lost:.1%} of all tokens are lost."
+    longest = int(np.quantile(lengths, 0.99))
+    if limit is not None and length >= limit:
         advice = f"The model supports at most {limit}; --long_texts sets which part of a longer row it sees."
-    severity: Severity = "warning" if share >= CUT_SHARE and words >= CUT_SHARE else "info"
+    elif limit is not None and limit < longest:
+        advice = f"Raise --max_seq_length to {limit}: the model supports that many."
+    else:
+        advice = f"Raise --max_seq_length to {longest}: 99% of the rows fit then."
+    severity: Severity = "warning" if share >= CUT_SHARE and lost >= CUT_SHARE else "info"
+    numbers = {"rows": cut, "share": share, "tokens_lost": lost, "length": length}
     return [Finding("cut_rows", severity, evidence, (advice,), numbers=numbers)]
 
 

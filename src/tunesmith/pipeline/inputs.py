@@ -393,7 +393,7 @@ def audit_tokens(data: RunData, tokens: RunTokens, log: Log, *, asked: int | Non
     bundle = data.bundle
     found = [
         *_check_texts(_samples(bundle), tokens.tokenizer),
-        *_cut(whole_lengths(tokens.splits["train"]), tokens.length, tokens.limit),
+        *check_cut(whole_lengths(tokens.splits["train"]), tokens.length, tokens.limit),
     ]
     for finding in found:
         if finding.severity != "info":
@@ -440,7 +440,7 @@ def audit_texts(bundle: DataBundle, tokenizer: Any, *, asked: int | None, limit:
     samples = _samples(bundle)
     rows = tokenizer(*samples["train"].values(), truncation=False, verbose=False)["input_ids"]
     length = longest_allowed(tokenizer, model_max=limit, asked=asked)
-    return [*_check_texts(samples, tokenizer), *_cut(np.array([len(row) for row in rows]), length, limit)]
+    return [*_check_texts(samples, tokenizer), *check_cut(np.array([len(row) for row in rows]), length, limit)]
 
 
 def _samples(bundle: DataBundle) -> dict[str, dict[str, list[str]]]:
@@ -455,9 +455,3 @@ def _check_texts(samples: Mapping[str, dict[str, list[str]]], tokenizer: Any) ->
     return check_tokens(
         {split: [t for texts in found.values() for t in texts] for split, found in samples.items()}, tokenizer
     )
-
-
-def _cut(lengths: Any, length: int, limit: int | None) -> list[Finding]:
-    over = np.maximum(lengths - length, 0)
-    longest = int(np.quantile(lengths, 0.99)) if len(lengths) else 0
-    return check_cut(len(lengths), int((over > 0).sum()), int(lengths.sum()), int(over.sum()), longest, limit, length)
