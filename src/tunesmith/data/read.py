@@ -625,13 +625,9 @@ def remove_bad_rows(
             _refuse(source, found)
         elif found:
             kept[split] = _without(kept[split], found)
-            rows, names = source.dataset.with_format(None), source.column_names
-            for row in sorted(found):
-                cells = {name: rows[row][name] for name in names}
-                bad.append(BadRow(source.where(row), tuple(map(str, found[row])), cells))
-            notes.append(
-                f"{len(found):,} of {source.dataset.num_rows:,} {split} rows were skipped: see bad_rows.jsonl."
-            )
+            rows = source.dataset.select_columns(source.column_names).with_format(None)
+            bad += [BadRow(source.where(row), tuple(map(str, found[row])), rows[row]) for row in sorted(found)]
+            notes.append(f"{len(found):,} of {rows.num_rows:,} {split} rows were skipped: see bad_rows.jsonl.")
     return kept, bad
 
 
@@ -663,10 +659,11 @@ def _is_unlabelled(source: Source, label: str | None, label_names: Sequence[str]
 
 def _unread_reasons(source: Source) -> Reasons:
     """Find rows that could not be parsed. Their empty cells are not a second reason."""
-    scanned = ((start, table.column(BAD_COLUMN).to_pylist()) for start, table in source.scan([BAD_COLUMN]))
-    return {
-        start + row: [Reason("", why)] for start, cells in scanned for row, why in enumerate(cells) if why is not None
-    }
+    found: Reasons = {}
+    for start, table in source.scan([BAD_COLUMN]):
+        cells = table.column(BAD_COLUMN).to_pylist()
+        found |= {row: [Reason("", why)] for row, why in enumerate(cells, start) if why is not None}
+    return found
 
 
 def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> tuple[Reasons, Reasons]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+import pandas as pd
+
 SUBJECTS = ("printer", "invoice", "login page", "delivery", "laptop screen", "password mail", "contract", "router")
 STATES = ("does not work since monday", "arrived too late again", "shows an error message", "was charged twice")
 GERMAN = (
@@ -53,13 +55,9 @@ def table(
 ) -> Callable[[Path], None]:
     """Return a writer of a delimited file; every cell that needs quotes has them."""
 
-    def cell(value: Any) -> str:
-        text = str(value)
-        return '"' + text.replace('"', '""') + '"' if sep in text or '"' in text or "\n" in text else text
-
     def write(path: Path) -> None:
-        lines = [sep.join(map(cell, columns)), *(sep.join(cell(f(i)) for f in columns.values()) for i in range(rows))]
-        data = (head + "\n".join(lines) + "\n").encode(code)
+        frame = pd.DataFrame({name: [str(f(i)) for i in range(rows)] for name, f in columns.items()})
+        data = (head + frame.to_csv(sep=sep, index=False)).encode(code)
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
     return write
@@ -126,14 +124,7 @@ def text(write: str, code: str = "utf-8", end: str = "") -> Callable[[Path], Non
 
 def parquet(columns: dict[str, Callable[[int], Any]]) -> Callable[[Path], None]:
     """Return a writer of a Parquet file."""
-
-    def write(path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.table({name: [f(i) for i in ROWS] for name, f in columns.items()}), path)
-
-    return write
+    return lambda path: pd.DataFrame({name: [f(i) for i in ROWS] for name, f in columns.items()}).to_parquet(path)
 
 
 def headed(head: str, write: Callable[[Path], None]) -> Callable[[Path], None]:
