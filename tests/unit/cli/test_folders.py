@@ -240,9 +240,9 @@ def test_missing_event_log_is_reported_on_resume(stopped: Path, command: Command
     (stopped / "journal.jsonl").unlink()
     code, told = command(stopped)
     assert code == 0
-    assert "journal.jsonl was gone" in told
+    assert "journal.jsonl was missing" in told
     events = read_journal(stopped / "journal.jsonl")
-    assert any(isinstance(e, Note) and "journal.jsonl was gone" in e.text for e in events)
+    assert any(isinstance(e, Note) and "journal.jsonl was missing" in e.text for e in events)
     assert [e.step for e in events if isinstance(e, StepDone)] == [4]
 
 

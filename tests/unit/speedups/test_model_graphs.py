@@ -388,7 +388,7 @@ def test_calls_that_cannot_be_replayed_run_plain(how: str) -> None:
         (lambda: nn.Linear(2, 2), "no encoder of transformers"),
         (lambda: checkpointed(make_model()), "gradient checkpointing"),
         (lambda: make_model(is_decoder=True), "decoder"),
-        (lambda: with_own_layer(make_model()), "not what transformers has there"),
+        (lambda: with_own_layer(make_model()), "not the module of transformers"),
     ],
 )
 def test_uncaptured_models_report_the_reason(make: Any, reason: str) -> None:
