@@ -32,6 +32,7 @@ from tunesmith.speedups.verify import (
     ROWS,
     Gradients,
     failure,
+    float_tensors,
     generators_unchanged,
     judge_by,
     nothing_left_behind,
@@ -420,9 +421,7 @@ class GraphedEncoder:
         def measure(call: Callable[..., Any], *, half: bool) -> Gradients:
             with torch.autocast(device, torch.get_autocast_dtype(device), enabled=half, cache_enabled=False):
                 found = call()
-            outputs = [
-                t for t in (found.values() if isinstance(found, Mapping) else found) if isinstance(t, torch.Tensor)
-            ]
+            outputs = float_tensors(found)
             return weighted_gradients([t.float() * real if t.ndim == 3 else t.float() for t in outputs], named)
 
         def captured() -> Any:

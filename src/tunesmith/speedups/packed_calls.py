@@ -32,6 +32,7 @@ from tunesmith.speedups.verify import (
     ROWS,
     Gradients,
     failure,
+    float_tensors,
     judge_by,
     nothing_left_behind,
     spread_by_length,
@@ -346,7 +347,7 @@ class PackedCalls:
         if self._only_loss and torch.is_grad_enabled() and isinstance(out, Mapping) and out.get("loss") is not None:
             out = out["loss"]
         named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        return weighted_gradients([tensor.float() for tensor in _tensors(out)], named)
+        return weighted_gradients([tensor.float() for tensor in float_tensors(out)], named)
 
 
 def _keep(*_: Any) -> None:
@@ -365,19 +366,6 @@ def _some_rows(given: dict[str, Any]) -> dict[str, Any]:
     if len({int(n) for n in few["attention_mask"].sum(1)}) == 1 and len(chosen) > 1:
         few["attention_mask"][0, max(1, mask.shape[1] // 2) :] = 0  # rows of one length prove nothing
     return few
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """Yield the floating-point tensors in the output of a model."""
-    if isinstance(output, torch.Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _tensors(value)
 
 
 def _without_padding(rows: torch.Tensor, lengths: NDArray[np.int64]) -> list[NDArray[Any]]:

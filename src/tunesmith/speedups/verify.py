@@ -236,6 +236,16 @@ def _measure(state: TrainState, batch: Batch, half: bool) -> Gradients:
     return Gradients(loss.detach().double(), gradients, max(TOLERANCE, 8 * coarsest))
 
 
+def float_tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Yield the floating-point tensors in the output of a model."""
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, (Mapping, list, tuple)):
+        for value in output.values() if isinstance(output, Mapping) else output:
+            yield from float_tensors(value)
+
+
 def weighted_gradients(outputs: list[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Gradients:
     """Return the outputs of a model and the gradients of a weighted sum of them. The norm of the outputs serves as the loss."""
     if not outputs:
