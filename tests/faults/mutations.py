@@ -157,18 +157,17 @@ def mutate_cells(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate_text(rng: random.Random, data: bytes) -> bytes:
-    """Return `name: value` lines (YAML, TOML) with a value or name replaced, or structure added."""
+    """Return `name: value` lines (YAML) with a value or name replaced, or structure added."""
     lines = data.split(b"\n")
     at = rng.randrange(len(lines))
-    sign = b":" if b":" in lines[at] else b"="
-    name = lines[at].partition(sign)[0]
+    name = lines[at].partition(b":")[0]
     value = pick_value(rng)
     if rng.random() < 0.15:
         call = "!!python/object/apply:os.system ['touch ../canary']"
         value = RAW + rng.choice((call, "&a [*a]", "*a", "{a: {b: {c: {d: 1}}}}", "|\n  x", "- a"))
-    lines[at] = name + sign + b" " + dump_json(value)
+    lines[at] = name + b": " + dump_json(value)
     if rng.random() < 0.1:
-        lines[at] = str(pick_value(rng)).removeprefix(RAW).encode("utf-8", "surrogatepass") + sign + b" 1"
+        lines[at] = str(pick_value(rng)).removeprefix(RAW).encode("utf-8", "surrogatepass") + b": 1"
     return b"\n".join(lines)
 
 
@@ -179,7 +178,7 @@ def by_content(path: Path, rng: random.Random) -> None:
         return
     data = path.read_bytes()
     ways = {".json": _as_json, ".jsonl": mutate_lines, ".csv": mutate_cells, ".tsv": mutate_cells}
-    ways |= {".yaml": mutate_text, ".toml": mutate_text, ".lock": _as_json}
+    ways |= {".yaml": mutate_text, ".lock": _as_json}
     way = ways.get(path.suffix or path.name)
     made = way(rng, data) if way is not None and rng.random() < 0.75 else mutate_bytes(rng, data)
     path.write_bytes(reseal(made) if path.name == "MANIFEST.json" and rng.random() < 0.6 else made)

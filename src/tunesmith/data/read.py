@@ -382,6 +382,8 @@ class _File:
     """One file and how to read it."""
 
     path: Path
+    version: tuple[int, ...]
+    """It changes with every write to the file."""
     origin: str
     kind: str
     gzipped: bool
@@ -440,7 +442,8 @@ def read_source(
         kind, gzipped = kind_of_file(path, origin, delimiter)
         refuse_other_content(path, kind, origin, gzipped=gzipped)
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
-        file = _File(path, origin, kind, gzipped, check_encoding(encoding), dialect, skip_bad_rows, sheet_name)
+        how = (kind, gzipped, check_encoding(encoding), dialect, skip_bad_rows, sheet_name)
+        file = _File(path, file_version(path), origin, *how)
         if kind == "lines":
             kind, dialect = recognise_lines(file.first_text(), origin)
             file = replace(file, kind=kind, dialect=dialect)
@@ -474,13 +477,12 @@ def _checked_batches(file: _File, batches: Iterator[Any], facts: dict[str, Any])
     """Yield the batches with one answer per question of Argilla; refuse a file that was written to meanwhile."""
     from tunesmith.data.json_files import merge_responses
 
-    version = file_version(file.path)
     for batch in batches:
         merged = merge_responses(batch)
         if merged is not batch:
             facts["export"] = "Argilla"
         yield merged
-    if file_version(file.path) != version:
+    if file_version(file.path) != file.version:
         raise DataError("the file changed while it was read", where=file.origin, fix="Run again when it is complete.")
 
 

@@ -235,7 +235,6 @@ FILES = [
         headed("id,text,label\n", text('{i},"he said \\"{text}\\", and left",{ab}\n')),
     ),
     asked("apostrophes.csv", "Fields are enclosed in '", headed("text,label\n", text("'{text}, yes','{ab}'\n"))),
-    asked("twice.csv", "Rename one of them", headed("text,label,label\n", text("{text},{ab},x\n"))),
     asked(
         "variants.csv", "--merge_label_variants", table({"text": sentence, "label": pick("Yes", "yes ", "No", "no")})
     ),

@@ -172,6 +172,13 @@ def test_second_read_parses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read(other) == ROWS, "the cache depends on content, not on the name"
 
 
+def test_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", as_csv(ROWS))
+    with pytest.raises(DataError, match="the file changed while it was read"):
+        read(path, on_progress=lambda done, total: write(path, as_csv(ROWS * 2)))
+    assert read(path) == ROWS * 2
+
+
 def test_missing_file_is_one_line(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", "a\n1\n")
     with pytest.raises(DataError, match=r"no such file\. Files there: train\.csv"):
