@@ -3,7 +3,7 @@
     .venv/bin/python bench/label_next.py [--tasks trec news6 ...] [--seeds 5] [--output FILE]
 
 The learner is a linear probe on frozen features of paraphrase-MiniLM-L3-v2, not a fine-tuned model. It starts with 200 random
-labels; the pool is up to 2,000 other training examples. "Gain" is the test accuracy with 50 chosen examples minus that with 50
+labels; the pool is up to 1,000 other training examples. "Gain" is the test accuracy with 50 chosen examples minus that with 50
 random ones (mean of five draws). A forecast is covered if the gain of 50, 200 and 500 more random labels is in its interval; the
 realized gain includes the sampling noise of the test set.
 """
@@ -36,7 +36,7 @@ from tunesmith.pipeline.train import RunObserver
 MODEL = SHARED.parent / "models" / "paraphrase-MiniLM-L3-v2"
 DEVELOPMENT = ("cr", "mrpc")
 TASKS = ("trec", "news6", "r8", "subj", "sick")
-START, NEXT, POOL, MOST_TEST, DRAWS = 200, 50, 2_000, 2_000, 5
+START, NEXT, POOL, MOST_TEST, DRAWS = 200, 50, 1_000, 1_000, 5
 MORE = (50, 200, 500)
 
 
@@ -72,7 +72,7 @@ def fit(features: Any, ids: Any) -> Any:
     """Return a fitted linear probe."""
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(C=STRENGTH, max_iter=200).fit(features, ids)
+    return LogisticRegression(C=STRENGTH, max_iter=1_000).fit(features, ids)
 
 
 def measure(task: str, seed: int) -> dict[str, Any]:

@@ -154,8 +154,10 @@ MOST_ROWS, FEWEST_ROWS = 2_000, 50
 FOLDS, REPEATS, SIZES, DRAWS = 5, 4, 6, 1_000
 EXPONENTS = np.array([0.25, 0.35, 0.5, 0.7, 1.0])
 """Exponents of the power laws that are tried."""
-STRENGTH = 0.67
-"""Inverse penalty of the linear probe for features whose mean squared length is 1, as in `pipeline.probe`."""
+STRENGTH = 10.0
+"""Inverse penalty of the linear probe, for features whose mean squared length is 1 (docs/research/label_next.md)."""
+WIDER = 2.0
+"""Factor for the variation between training sets: without it, the intervals were too narrow on development tasks."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def fit_probe(features: Ints, ids: Ints) -> Any:
 
     if len(np.unique(ids)) < 2:
         return lambda others: np.full(len(others), ids[0])
-    return LogisticRegression(C=STRENGTH, max_iter=200).fit(features, ids).predict
+    return LogisticRegression(C=STRENGTH, max_iter=1_000).fit(features, ids).predict
 
 
 def scale_features(features: Ints) -> Ints:
@@ -227,8 +229,10 @@ def forecast_gain(curve: Curve, count: int, more: int, *, seed: int = 0) -> Fore
         drawn[draw] = (by_repeat[rng.integers(repeats, size=repeats)] @ weights).mean(0)
     gain = 100 * power_law_gain(curve.sizes, errors[None], count, more)[0]
     gains = 100 * power_law_gain(curve.sizes, drawn, count, more)
-    single = 100 * float(by_repeat.mean(2).std(axis=0, ddof=1).mean()) * np.sqrt(FOLDS)
-    gains += rng.normal(0.0, single * np.sqrt(more / (count + more)), DRAWS)
+    # Folds share few examples while training sets are small, so that each repeat averages FOLDS independent sets.
+    small = curve.sizes <= curve.sizes[-1] / 2
+    spread = by_repeat.mean(2).std(axis=0, ddof=1)[small] * np.sqrt(FOLDS * curve.sizes[small] / count)
+    gains += rng.normal(0.0, WIDER * 100 * float(spread.mean()) * np.sqrt(more / (count + more)), DRAWS)
     low, high = np.quantile(gains, (0.05, 0.95))
     return Forecast(more, float(gain), float(low), float(high))
 
