@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,8 +35,8 @@ LabelJudge = Literal["words", "probe", "off"]
 MOST_JUDGED = {"words": 20_000, "probe": 10_000}
 """Maximum number of labels to check; of more, an even sample."""
 FEWEST_JUDGED = 50
-MOST_TRIED, COLUMN_SPACE = 2_000, 32
-"""Rows with which unused columns are tried, and TF-IDF features of a column."""
+MOST_TRIED, COLUMN_SPACE, FOLDS = 2_000, 32, 5
+"""Rows with which unused columns are tried, TF-IDF features of a column, and folds."""
 MOST_TOKENS, BATCH_ROWS = 128, 32
 """Maximum length of a text for the frozen encoder, and its batch size."""
 
@@ -84,32 +85,30 @@ def _suggest_columns(data: RunData) -> list[Finding]:
     told = {finding.numbers.get("feature") for finding in bundle.findings}
     used = (*columns.text, *columns.named, columns.label, *part.source.label_parts(columns.label), "labels")
     unused = [n for n in part.source.column_names if n not in used and f"Column {n!r}" not in told][:MOST_COLUMNS]
-    rows, texts, ids = _labelled_rows(bundle, MOST_TRIED)
-    if (
-        labels.task not in (Task.BINARY, Task.MULTICLASS)
-        or not unused
-        or len(np.unique(ids)) < 2
-        or len(rows) < FEWEST_JUDGED
-    ):
+    checked = _labelled_rows(bundle, MOST_TRIED)
+    if labels.task is Task.REGRESSION or not unused or not checked.are_enough:
         return []
-    numbers = rows if part.rows is None else part.rows[rows]
-    cells = part.source.dataset.select(numbers).select_columns(unused).with_format(None)[:]
-    words, targets, weights = word_space([" ".join(row) for row in texts]), np.eye(len(labels))[ids], np.ones(len(ids))
-    without = left_out(words, targets, weights)
+    if np.sort(np.bincount(checked.ids))[-2] < FOLDS:
+        return []
+    ids, source = checked.ids, checked.part.source
+    cells = source.dataset.select(checked.numbers).select_columns(unused).with_format(None)[:]
+    words = word_space([" ".join(row) for row in checked.texts])
+    without = _cross_validate(words, ids, len(labels))
     findings = []
     for name in unused:
         with suppress(TypeError):  # lists
             values = list(map(cell_text, cells[name]))
             extra = word_space(values, COLUMN_SPACE)
             extra *= 0.5 * words.std() / max(float(extra.std()), 1e-12)
-            found = left_out(np.concatenate([words, extra], axis=1), targets, weights)
+            found = _cross_validate(np.concatenate([words, extra], axis=1), ids, len(labels))
             gain = compare_predictions(without, found, ids, task=labels.task)
             if gain.low is None or gain.high is None or gain.difference is None or gain.low <= 0:
                 continue
             points = f"{100 * gain.difference:+.1f} points ({100 * gain.low:.1f} to {100 * gain.high:.1f})"
             evidence = (
                 f"Column {name!r} is not used. It changes the accuracy of a linear model of TF-IDF features by {points}, "
-                f"leave-one-out on {len(ids):,} train rows ({len(unused)} columns tried). Your model was not measured."
+                f"in {FOLDS}-fold cross-validation on {len(ids):,} train rows ({len(unused)} columns tried). "
+                "Your model was not measured."
             )
             advice = f"Try --text_column_names {','.join((*columns.named, name))}."
             measured = {"column": name, "difference": gain.difference, "low": gain.low, "high": gain.high}
@@ -117,35 +116,46 @@ def _suggest_columns(data: RunData) -> list[Finding]:
     return findings
 
 
+def _cross_validate(features: Ints, ids: Ints, classes: int) -> Ints:
+    """Return the held-out predictions of ridge classifiers, one-hot. (Leave-one-out would predict the rarer of two classes
+    if the features say nothing.)
+    """
+    from sklearn.linear_model import RidgeClassifierCV
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    largest = float(np.linalg.norm(features, 2)) ** 2 + 1e-9
+    model = RidgeClassifierCV(alphas=[share * largest for share in PENALTIES])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The least populated class")
+        found = cross_val_predict(model, features, ids, cv=StratifiedKFold(FOLDS, shuffle=True, random_state=0))
+    predicted: Ints = np.eye(classes)[found]
+    return predicted
+
+
 def _judge(
     data: RunData, tokenizer: Any, method: LabelJudge, review_file: str | None, observer: RunObserver
 ) -> tuple[list[Finding], str | None]:
-    bundle = data.bundle
-    rows, texts, ids = _labelled_rows(bundle, MOST_JUDGED[method])
-    if bundle.labels.task is Task.MULTILABEL or len(rows) < FEWEST_JUDGED or len(np.unique(ids)) < 2:
+    labels = data.bundle.labels
+    checked = _labelled_rows(data.bundle, MOST_JUDGED[method])
+    if not checked.are_enough:
         return [], None
-    features = word_space([" ".join(row) for row in texts])
+    ids = checked.ids
+    features = word_space([" ".join(row) for row in checked.texts])
     if method == "probe":
-        frozen = embed_rows(data.folder, tokenizer, bundle.labels, texts, observer)
+        frozen = embed_rows(data.folder, tokenizer, labels, checked.texts, observer)
         # TF-IDF has half the weight.
         sides = (frozen / max(float(frozen.std()), 1e-12), 0.5 * features / max(float(features.std()), 1e-12))
         features = np.concatenate(sides, axis=1)
-    judged = judge_labels(features, ids, bundle.labels)
+    suspects = rank_suspects(judge_labels(features, ids, labels), ids, labels)
     noise = None
-    if bundle.labels.task is not Task.REGRESSION:
-        every = np.eye(len(bundle.labels))[ids]
-        noise = estimate_label_noise([(left_out(features, every, np.ones(len(ids))), ids)], len(bundle.labels))
-    suspects = rank_suspects(judged, ids, bundle.labels)
+    if labels.task is not Task.REGRESSION:
+        every = np.eye(len(labels))[ids]
+        noise = estimate_label_noise([(left_out(features, every, np.ones(len(ids))), ids)], len(labels))
     where = review_file if suspects else None
-    part = bundle.parts["train"]
-    numbers = rows if part.rows is None else part.rows[rows]
     if where is not None:
-        names = list(bundle.columns.text)
-        write_new(
-            Path(where), format_review(suspects, part.source.line_numbers(numbers), texts, ids, bundle.labels, names)
-        )
+        write_new(Path(where), format_review(suspects, checked, data.bundle.columns.text))
     how = "TF-IDF" if method == "words" else "frozen features and TF-IDF"
-    found = describe_suspects(suspects, part, numbers, ids, bundle.labels, method=how, review=where)
+    found = describe_suspects(suspects, checked, method=how, review=where)
     if noise is None or not noise.is_precise:
         return found, where
     more = {"label_noise": noise.to_json()}
@@ -160,16 +170,34 @@ def _judge(
     ], where
 
 
-def _labelled_rows(bundle: DataBundle, most: int) -> tuple[Ints, list[Sequence[str]], Ints]:
-    """Return (row numbers, texts, labels) of the labeled training rows."""
-    part, names = bundle.parts["train"], list(bundle.columns.text)
-    if bundle.labels.task is Task.MULTILABEL:
-        return np.empty(0, np.int64), [], np.empty(0)
+@dataclass(frozen=True)
+class CheckedRows:
+    """Labeled rows of a part; `numbers` are their rows in the file."""
+
+    part: Part
+    numbers: Ints
+    texts: list[Sequence[str]]
+    ids: Ints
+    labels: LabelMap
+
+    @property
+    def are_enough(self) -> bool:
+        """Return whether a model can be cross-validated."""
+        return len(self.ids) >= FEWEST_JUDGED and len(np.unique(self.ids)) > 1
+
+
+def _labelled_rows(bundle: DataBundle, most: int) -> CheckedRows:
+    """Return an even sample of the labeled training rows; none if a row has several labels."""
+    part, names, labels = bundle.parts["train"], list(bundle.columns.text), bundle.labels
+    if labels.task is Task.MULTILABEL:
+        return CheckedRows(part, np.empty(0, np.int64), [], np.empty(0), labels)
     sample = sample_rows(part, names, most)
     ids = part.labels().to_numpy(zero_copy_only=False)[sample.rows]
-    known = np.isfinite(ids) if bundle.labels.task is Task.REGRESSION else ids >= 0
+    known = np.isfinite(ids) if labels.task is Task.REGRESSION else ids >= 0
     texts = list(zip(*(sample.columns[name] for name in names), strict=True))
-    return sample.rows[known], [row for row, good in zip(texts, known, strict=True) if good], ids[known]
+    rows = sample.rows[known]
+    numbers = rows if part.rows is None else part.rows[rows]
+    return CheckedRows(part, numbers, [row for row, good in zip(texts, known, strict=True) if good], ids[known], labels)
 
 
 def embed_rows(
@@ -333,11 +361,12 @@ WARN_SHARE = 0.08
 
 
 def describe_suspects(
-    suspects: Sequence[Suspect], part: Part, rows: Ints, ids: Ints, labels: LabelMap, *, method: str, review: str | None
+    suspects: Sequence[Suspect], checked: CheckedRows, *, method: str, review: str | None
 ) -> list[Finding]:
-    """Return one finding about all suspected errors. `rows` are the checked rows of `part`; `review` is the review file."""
+    """Return one finding about all suspected errors; `review` is the review file."""
     if not suspects:
         return []
+    part, rows, ids, labels = checked.part, checked.numbers, checked.ids, checked.labels
     share = len(suspects) / len(rows)
     sampled = "" if len(rows) == len(part) else f" (an even sample of {len(part):,})"
     first = suspects[0]
@@ -353,21 +382,16 @@ def describe_suspects(
     return [Finding("suspicious_labels", severity, evidence, advice, numbers=numbers)]
 
 
-def format_review(
-    suspects: Sequence[Suspect],
-    lines: Ints,
-    texts: Sequence[Sequence[str]],
-    ids: Ints,
-    labels: LabelMap,
-    columns: Sequence[str],
-) -> bytes:
+def format_review(suspects: Sequence[Suspect], checked: CheckedRows, columns: Sequence[str]) -> bytes:
     """Return the review file: line, texts, label, suggested_label and reason, the most likely errors first."""
+    lines = checked.part.source.line_numbers(checked.numbers)
     out = io.StringIO(newline="")
     table = csv.writer(out, lineterminator="\n")
     table.writerow(["line", *columns, "label", "suggested_label", "why"])
     for one in suspects:
-        given, other = _name(ids[one.row], labels), _name(one.suggested, labels)
-        table.writerow([int(lines[one.row]), *texts[one.row], given, other, _why(one, given, other, labels)])
+        given, other = _name(checked.ids[one.row], checked.labels), _name(one.suggested, checked.labels)
+        why = _why(one, given, other, checked.labels)
+        table.writerow([int(lines[one.row]), *checked.texts[one.row], given, other, why])
     return out.getvalue().encode("utf-8", "backslashreplace")
 
 

@@ -19,7 +19,14 @@ from tunesmith.data.rows import Columns, Part
 from tunesmith.errors import DataError
 from tunesmith.events import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.pipeline.audit import describe_suspects, format_review, judge_labels, rank_suspects, word_space
+from tunesmith.pipeline.audit import (
+    CheckedRows,
+    describe_suspects,
+    format_review,
+    judge_labels,
+    rank_suspects,
+    word_space,
+)
 
 Rows = list[dict[str, Any]]
 
@@ -266,18 +273,22 @@ def planted(count: int = 300) -> tuple[list[str], np.ndarray, np.ndarray]:
     return texts, given, wrong
 
 
+def check_rows(texts: list[str], ids: np.ndarray) -> CheckedRows:
+    part = Part.of(Dataset.from_dict({"text": texts, "labels": ids}))
+    return CheckedRows(part, np.arange(len(ids)), [(text,) for text in texts], ids, LABELS)
+
+
 def test_planted_label_errors_come_first() -> None:
     texts, given, wrong = planted()
     suspects = rank_suspects(judge_labels(word_space(texts), given, LABELS), given, LABELS)
     assert {one.row for one in suspects[:15]} == set(wrong.tolist())
     assert all(one.suggested == 1 - given[one.row] for one in suspects[:15])
-    part = Part.of(Dataset.from_dict({"text": texts, "labels": given}))
-    judged: Any = (part, np.arange(300), given, LABELS)
-    finding = describe_suspects(suspects, *judged, method="TF-IDF", review=None)[0]
+    checked = check_rows(texts, given)
+    finding = describe_suspects(suspects, checked, method="TF-IDF", review=None)[0]
     assert f"the strongest: train:{suspects[0].row + 1}, " in finding.evidence
     assert finding.severity == "info"
     assert finding.numbers["rows"] == len(suspects)
-    assert describe_suspects(suspects * 3, *judged, method="TF-IDF", review="r.csv")[0].severity == "warning"
+    assert describe_suspects(suspects * 3, checked, method="TF-IDF", review="r.csv")[0].severity == "warning"
 
 
 def test_review_file_is_applied_and_checked(tmp_path: Path) -> None:
@@ -285,7 +296,7 @@ def test_review_file_is_applied_and_checked(tmp_path: Path) -> None:
     data = [{"text": text, "label": LABELS.names[i]} for text, i in zip(texts, given, strict=True)]
     suspects = rank_suspects(judge_labels(word_space(texts), given, LABELS), given, LABELS)
     review = tmp_path / "review.csv"
-    written = format_review(suspects, np.arange(1, 61), [(t,) for t in texts], given, LABELS, ["text"]).decode()
+    written = format_review(suspects, check_rows(texts, given), ["text"]).decode()
     rows = list(csv.DictReader(io.StringIO(written)))
     assert list(rows[0]) == ["line", "text", "label", "suggested_label", "why"]
     review.write_text(written.replace("line,text,label,suggested_label", "line,text,was,label"))
