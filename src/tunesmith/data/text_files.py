@@ -150,8 +150,12 @@ def readable(path: Path, origin: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        near = _siblings(path)
-        raise DataError("no such file", where=origin, fix=f"Files there: {near}." if near else None) from None
+        folder, near = path.parent, ""
+        if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK):
+            near = ", ".join(sorted(p.name for p in folder.iterdir() if p.suffix == path.suffix)[:5])
+        raise DataError(
+            "no such file", where=origin, fix=f"Files there: {near}." if near else "Check the path."
+        ) from None
     except IsADirectoryError:
         raise DataError("is a folder, not a file", where=origin, fix="Pass the path of a file.") from None
     except PermissionError:
@@ -160,12 +164,6 @@ def readable(path: Path, origin: str) -> Iterator[None]:
         if error.errno not in _NO_FILE:
             raise
         raise DataError(f"cannot be opened ({error.strerror})", where=origin, fix="Pass the path of a file.") from None
-
-
-def _siblings(path: Path) -> str:
-    if not path.parent.is_dir() or not os.access(path.parent, os.R_OK | os.X_OK):
-        return ""
-    return ", ".join(sorted(p.name for p in path.parent.iterdir() if p.suffix == path.suffix)[:5])
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
