@@ -96,19 +96,16 @@ class BestRun:
     table: dict[str, Any]
 
 
-def run_best(config: RunConfig, observer: RunObserver, data: Mapping[str, Any] | None = None) -> BestRun:
-    """Train, or resume, until the final model is done; `data` contains in-memory examples by split."""
+def run_best(config: RunConfig, observer: RunObserver) -> BestRun:
+    """Train, or resume, until the final model is done."""
     began = time.monotonic()
-    tables = {"train": None, "validation": None, "test": None, **(data or {})}
-    if config.recipe != "best" or config.time_budget is None:
-        raise ConfigError("--recipe best requires --time_budget", fix="Add, for example, --time_budget 20m.")
-    budget = read_duration(config.time_budget)
-    place = config.run_folder
-    if not (place / BEST_OPTIONS).is_file() or (place / BEST_RESULT).is_file():
-        config = choose_folder(config, observer.log, in_memory=tables["train"] is not None)
-    # else it is unfinished, perhaps with a finished model
+    assert config.time_budget is not None  # find_problems requires it for --recipe best
+    budget, folder = read_duration(config.time_budget), config.run_folder
+    is_unfinished = (folder / BEST_OPTIONS).is_file() and not (folder / BEST_RESULT).is_file()
+    if not is_unfinished:  # otherwise it is continued, even if its model is finished
+        config = choose_folder(config, observer.log)
     run = require_usable(config)
-    search = BestSearch(replace(config, output_dir=str(run.path)), tables, observer)
+    search = BestSearch(replace(config, output_dir=str(run.path)), observer)
     options = run.path / BEST_OPTIONS
     make_folder(run.path)
     with RunLock(options.with_name(".lock")):
@@ -196,9 +193,8 @@ class Outcome:
 class BestSearch:
     """Trains variants on folds, chooses one, and trains it on all examples."""
 
-    def __init__(self, config: RunConfig, tables: Mapping[str, Any], observer: RunObserver) -> None:
+    def __init__(self, config: RunConfig, observer: RunObserver) -> None:
         self.config, self.observer = config, observer
-        self.tables = {f"{split}_data": table for split, table in tables.items()}
         self.folder = config.run_folder / BEST_OPTIONS.parent
         self.inputs, sizes = self._read_inputs()
         self.rows, self.test_rows = sizes["train"], sizes.get("test", 0)
@@ -211,8 +207,7 @@ class BestSearch:
 
     def _read_inputs(self) -> tuple[dict[str, str], dict[str, int]]:
         """Return the identity of data and base model, and the number of examples by split."""
-        tables = {name.removesuffix("_data"): table for name, table in self.tables.items()}
-        data = read_run_data(replace(self.config, validation_split_fraction=0.0), tables, self.observer.progress)
+        data = read_run_data(replace(self.config, validation_split_fraction=0.0), {}, self.observer.progress)
         return inputs_identity(data), {split: len(rows) for split, rows in data.bundle.splits.items()}
 
     def _require_same_inputs(self) -> None:
@@ -315,7 +310,7 @@ class BestSearch:
         try:
             if end_of(run) is None:
                 observer = self._watch(variant, fold)
-                finetune(self._trial_config(variant, run, fold), observer=observer, use_test=False, **self.tables)
+                finetune(self._trial_config(variant, run, fold), observer=observer, use_test=False)
             metric, score = trial_score(run)
             steps = [event for event in read_journal(run.journal_file) if isinstance(event, StepDone)]
             found = Outcome(
@@ -511,7 +506,7 @@ class BestSearch:
         if complete:  # killed between the report and best.json
             result = _read_result(run)
         else:
-            result = finetune(config, observer=self.observer, ending=ending, **self.tables)
+            result = finetune(config, observer=self.observer, ending=ending)
         table = self._table(choice, result)
         write_file(run.path / BEST_RESULT, json.dumps(table, indent=1).encode())
         return BestRun(result, table)
