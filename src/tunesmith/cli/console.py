@@ -167,8 +167,10 @@ class Console:
             self._training = None
 
     def plan(self, num_steps: int, steps_per_epoch: float) -> None:
-        """Set the length of the run. A resumed run has no RunStarted event that announces it."""
-        self._num_steps = num_steps
+        """Begin a run of this length. A resumed run has no RunStarted event that announces it."""
+        self.close()
+        self._num_steps, self._last_evaluation = num_steps, 0
+        self._losses.clear()
         self._last_line = time.monotonic()
         every = self.logging_steps
         if every is None:

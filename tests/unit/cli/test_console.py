@@ -67,6 +67,10 @@ def test_terminal_shows_bar_with_loss_speed_and_time_left(monkeypatch: pytest.Mo
     assert "left, loss 0.5000" in last
     assert max(len(part) for part in stream.getvalue().replace("\r", "\n").splitlines()) < 80
     assert "\x1b[2m" not in stream.getvalue()
+    console.plan(6, 6.0)  # of the next fold
+    console.on(step(1))
+    console.close()
+    assert "1/6" in stream.getvalue().split("\r")[-1]
 
 
 def test_color_needs_a_terminal_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
