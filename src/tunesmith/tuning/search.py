@@ -80,15 +80,17 @@ def read_space(words: Iterable[str], config: RunConfig) -> tuple[Vary, ...]:
     """Parse `--vary NAME=LOW..HIGH NAME=a,b,c`; all problems are listed together."""
     words = tuple(words)
     if not words:
-        words = tuple(w for w in USUAL if getattr(config, w.partition("=")[0]) is None)
+        useless = {"num_train_epochs"} if config.max_steps > 0 else set()
+        names = {name for name in list_options() if getattr(config, name) is None} - useless
+        words = tuple(word for word in USUAL if word.partition("=")[0] in names)
     found, problems = [], []
     for word in words:
         try:
             found.append(_read_word(word))
         except ValueError as error:
             problems.append(f"--vary {word}: {error}")
-    names = [v.name for v in found]
-    problems += [f"--vary {name}: is set twice. Set it once" for name in dict.fromkeys(names) if names.count(name) > 1]
+    given = [one.name for one in found]
+    problems += [f"--vary {name}: is set twice. Set it once" for name in dict.fromkeys(given) if given.count(name) > 1]
     if not found and not problems:
         problems.append("every option of the default search space is set. Set --vary NAME=LOW..HIGH")
     raise_problems(problems)
@@ -171,6 +173,8 @@ def search_options(config: RunConfig, plan: SearchPlan, observer: RunObserver) -
     shared |= {"vary": list(map(repr, plan.space)), "prune": plan.prune}
     store = TrialStore(folder, plan, shared, config.seed)
     clock = Clock(folder / "clock.json", None if config.time_budget is None else read_duration(config.time_budget))
+    varied = ", ".join(vary.name for vary in plan.space)
+    observer.log(f"Search: {plan.trials} trials in {folder}. Trial 0 uses your config, the others vary {varied}.")
     try:
         _run_trials(store, config, clock, observer)
         finished = True

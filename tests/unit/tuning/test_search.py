@@ -97,6 +97,8 @@ def test_time_budget_ends_a_resumable_search(words: list[str], tmp_path: Path) -
 def test_search_space_is_validated_first() -> None:
     config = load_config(None, {"train_file": "x.csv", "learning_rate": 1e-4})
     assert "learning_rate" not in [v.name for v in read_space([], config)]
+    short = load_config(None, {"train_file": "x.csv", "max_steps": 10})
+    assert "num_train_epochs" not in [v.name for v in read_space([], short)]
     with pytest.raises(ConfigError) as caught:
         read_space(["learning_rat=1..2", "seeds=2,3", "pooling=mean..first", "optim", "seed=5..1"], config)
     assert len(caught.value.problems) == 5
