@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     print("Fine-tuning all-MiniLM-L6-v2 on sentence pairs: do two sentences say the same?", flush=True)
     result = train_on_console(config)
     folder = shlex.quote(str(result.run.path))
-    example = f'tunesmith predict {folder} --text "The shop opens at nine." "It opens at nine."'
+    example = f'tunesmith predict {folder} --text "The shop opens at 9." "It opens at 9."'
     print_result(result, (example, f"tunesmith report {folder}", "tunesmith train --train_file your.csv"))
     return 0
 
