@@ -207,6 +207,8 @@ def given_columns(texts: Any, pairs: Any, wanted: Sequence[str] | None) -> list[
     Three or more columns are rendered: rows are dicts or a table with these columns, or texts that were rendered earlier.
     """
     if wanted is not None and len(wanted) > 2:
+        if pairs is not None:
+            raise DataError(f"pairs were passed, and the model reads the columns {', '.join(wanted)}", fix="Omit them.")
         return [_rendered(texts, wanted)]
     if hasattr(texts, "columns") and hasattr(texts, "to_dict"):
         columns = _from_frame(texts, wanted)

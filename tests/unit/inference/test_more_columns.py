@@ -184,6 +184,8 @@ def test_missing_column_at_prediction_is_named(home: Path, tmp_path: Path, capsy
         predictor.predict(pd.DataFrame(rows))
     with pytest.raises(DataError, match=r"row 1 is a str .* reads the columns one, day, x"):
         predictor.predict(["a plain text"])
+    with pytest.raises(DataError, match="pairs were passed, and the model reads the columns"):
+        predictor.predict(rows, ["a"] * len(rows))
     with pytest.raises(DataError, match="row 1: column 'x' contains list, expected text"):
         predictor.predict([{"one": "a", "day": 1, "x": ["a"]}])
     assert main(["predict", str(home / "run"), "--text", "a plain text"]) == 2
