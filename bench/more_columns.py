@@ -69,9 +69,8 @@ def score(table: pd.DataFrame, columns: tuple[str, ...], seed: int, args: argpar
     drawn = table.sample(2 * args.rows, random_state=seed)
     drawn["useless"] = np.random.default_rng(seed).choice(["red", "green", "blue", "white", "black"], len(drawn))
     if len(columns) < 3:  # one or two columns must be text
-        drawn = drawn.assign(
-            **{name: drawn[name].map(lambda v: "unknown" if pd.isna(v) else f"{v}") for name in columns}
-        )
+        cells = {name: drawn[name].astype("string").str.strip().fillna("").replace("", "unknown") for name in columns}
+        drawn = drawn.assign(**{name: values.astype(object) for name, values in cells.items()})
     drawn = drawn[[*columns, "label"]]
     with tempfile.TemporaryDirectory() as folder:
         found = finetune(
