@@ -146,7 +146,7 @@ def _machine_labels(gold: Part, names: tuple[str, ...], label: str) -> Array | N
             fix = did_you_mean(name, names) or "Write the machine's label for this text."
             raise DataError(problem, where=source.where(row, MACHINE_COLUMN), fix=fix)
         found.append(names.index(name))
-    return np.array(found) if gold.rows is None else np.array(found)[gold.rows]
+    return np.array(found)
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def find_targets(run: LoadedRun, gold: Gold) -> tuple[Array | None, list[str], d
     The probabilities are None if the machine labels are kept. The decision uses gold examples of the validation split, each with
     a confusion matrix estimated from the others: with machine labels in the gold file, corrected ones must be right more often,
     and a linear probe trained on corrected labels must not be worse by more than one standard error. Without them, the linear
-    probe must be better.
+    probe must be better by more than that.
     """
     import torch
 
@@ -274,16 +274,17 @@ def find_targets(run: LoadedRun, gold: Gold) -> tuple[Array | None, list[str], d
         if gold.agreement is not None:
             relabeled[inside] = others.posterior(data.gold[inside], data.gold_logits[inside]).argmax(axis=1)
     gains = (after == human).astype(np.float64) - (before == human)
+    error = float(gains.std() / len(gains) ** 0.5)
     scores = f"{(after == human).mean():.1%} instead of {(before == human).mean():.1%}"
     shown = f"a linear probe predicts {scores} of the gold validation examples correctly"
     lines, agreement = [], gold.agreement
     if agreement is None:
-        helps = bool(gains.mean() > 0)
+        helps = bool(gains.mean() > error)
         agreement = estimate_agreement(data, labels.names)
         lines.append(describe_agreement(agreement, "training examples", "are right for an estimated"))
     else:
         right = [float((found == human).mean()) for found in (data.gold, relabeled)]
-        helps = right[1] > right[0] and bool(gains.mean() >= -gains.std() / len(gains) ** 0.5)
+        helps = right[1] > right[0] and bool(gains.mean() >= -error)
         shown = f"{right[1]:.1%} instead of {right[0]:.1%} of the gold validation examples have the right label, and {shown}"
     targets = data.posterior(machine, logits).round(4)
     targets /= targets.sum(axis=1, keepdims=True)

@@ -437,10 +437,10 @@ def _floors(report: Report, grid: ScoreGrid) -> list[tuple[str, list[Headline | 
 
 
 def _heat(report: Report) -> list[list[tuple[int, int, str]]]:
-    """Confusion matrix cells: (rows, shade 0 to 10 by share of the true label, share in words)."""
+    """Confusion matrix cells: (rows, shade 0 to 5 by share of the true label, share in words)."""
     counts = report.explained.confusion.counts if report.explained and report.explained.confusion else ()
     cells = []
     for row in counts:
         total = sum(row) or 1
-        cells.append([(n, round(10 * n / total), f"{n / total:.0%}") for n in row])
+        cells.append([(n, round(5 * n / total), f"{n / total:.0%}") for n in row])
     return cells
