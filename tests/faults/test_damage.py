@@ -173,7 +173,7 @@ def test_deleted_event_log_is_noted_and_resumed_twice(copy: Path) -> None:
     assert engine(copy, env={"TUNESMITH_FAULT": "step.end:kill:3"}).code == -9
     assert engine(copy).code == 0
     events = read_journal(run.journal_file)
-    assert any(isinstance(e, Note) and "was gone" in e.text for e in events)
+    assert any(isinstance(e, Note) and "was missing: earlier curves are lost" in e.text for e in events)
     assert [e.step for e in events if isinstance(e, StepDone)] == list(range(13, 25))
 
 

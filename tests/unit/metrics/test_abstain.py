@@ -44,7 +44,7 @@ def test_threshold_is_the_lowest_that_passes_the_exact_test():
 
 def test_too_few_examples_are_refused_with_the_number_needed():
     _, _, held_out = draw(np.random.default_rng(2), 100)
-    with pytest.raises(DataError, match="at least 183 held-out examples, and there are 100"):
+    with pytest.raises(DataError, match="at least 183 held-out examples are needed, and there are 100"):
         choose_thresholds(held_out, 0.02, ("a", "b"))
 
 
