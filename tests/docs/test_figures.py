@@ -55,6 +55,8 @@ def test_readme_speed_figures_match_measurements() -> None:
         ours, theirs = cpu_steps(batch)
         assert f"{theirs / ours:.1f} times" in page
         assert f"{ours:,.0f} vs. {theirs:,.0f} ms" in page
+    small, large = (one["speedup"] for one in measured("trainer_cpu.json")["results"] if one["script"] == "unmodified")
+    assert f"With `tunesmith.Trainer` in your own script: {small:.1f} and {large:.1f} times" in page
     ours, theirs = gpu_steps(64)
     assert f"{theirs / ours:.1f} times as fast at batch size 64 ({ours:.1f} vs. {theirs:.1f} ms)" in page
     ours, theirs = gpu_steps(256)
@@ -95,6 +97,9 @@ def test_performance_tables_match_measurements() -> None:
     for batch in (8, 32):
         ours, theirs = cpu_steps(batch)
         assert (str(batch), "transformers, defaults", f"{theirs:,.0f}", f"{theirs / ours:.2f}") in rows
+    for one in measured("trainer_cpu.json")["results"]:
+        times = tuple(f"{one[kind]:,.0f}" for kind in ("transformers_ms", "tunesmith_ms"))
+        assert (str(one["batch"]), *times, f"{one['speedup']:.2f}") in {row[-4:] for row in rows}
     names = {"our_bf16": "tunesmith `Trainer`, bf16", "trainer_bf16": "transformers, bf16"}
     names |= {"tunesmith": "tunesmith, bf16", "trainer_fp32": "transformers, float32"}
     for batch in (8, 64, 256):
