@@ -29,14 +29,15 @@ from tunesmith.errors import ConfigError, name_the_extra, nearest
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import predicted_names
 from tunesmith.labels import choose_labels
+from tunesmith.pipeline import train
 from tunesmith.pipeline.inputs import free_folder
-from tunesmith.pipeline.train import RunObserver, finetune
+from tunesmith.pipeline.train import RunObserver
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.results import RunResult
 
 
-def finetune_data(
+def finetune(
     data: Any = None,
     labels: Any = None,
     *,
@@ -76,12 +77,12 @@ def finetune_data(
 def _train(config: RunConfig | None, observer: RunObserver | None, **given: Any) -> RunResult:
     """Train a run, with progress in the notebook or terminal."""
     if observer is not None:
-        return finetune(config, observer=observer, **given)
+        return train.finetune(config, observer=observer, **given)
     from tunesmith.cli.console import Console
 
     console = Console(bars=True if in_notebook() else None)
     try:
-        return finetune(config, observer=console.observer(), **given)
+        return train.finetune(config, observer=console.observer(), **given)
     finally:
         console.close()
 
@@ -287,7 +288,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             fraction = 0.0
         if fraction is not None:
             given["validation_split_fraction"] = fraction
-        self.run_ = finetune_data(
+        self.run_ = finetune(
             table,
             text_column_names=names,
             label_column_name=label,

@@ -181,9 +181,3 @@ def test_public_names_resolve() -> None:
         assert getattr(tunesmith, name) is not None, name
     assert callable(tunesmith.finetune), "even after importing every package"
     assert callable(load_metric("glue", "mrpc").add_batch)
-
-
-def test_every_public_name_has_one_home() -> None:
-    import tunesmith
-
-    assert set(tunesmith.__all__) == {*tunesmith._HOMES, "__version__"}

@@ -95,11 +95,11 @@ class Answer:
 Client = Callable[..., list[Answer]]
 _SCRIPT = """
 import json, sys, time
-from tunesmith.data.hub import load_from_hub
+from tunesmith.data.hub import load_dataset
 from tunesmith.errors import TunesmithError
 from tunesmith.models.files import resolve_model
 def splits(*args, **options):
-    found = load_from_hub(*args, **options)
+    found = load_dataset(*args, **options)
     return {name: [len(rows), rows.features["label"].names, rows["label"][:3]] for name, rows in found.items()}
 def files(*args, **options):
     folder = resolve_model(*args, **options)

@@ -1,4 +1,4 @@
-"""`load_from_hub` with the real `datasets` client against a Hub on loopback. Each `client` is a separate process."""
+"""`load_dataset` with the real `datasets` client against a Hub on loopback. Each `client` is a separate process."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ def load_by_name(name: str, config: str | None, *, allow_download: bool) -> Any:
     if folder.is_dir() and (is_saved_dataset(folder) or name.startswith((".", "/", "~"))):
         saved = load_folder(folder, name)
         return saved if isinstance(saved, Mapping) else {"train": saved}
-    return load_from_hub(name, config, allow_download=allow_download)
+    return load_dataset(name, config, allow_download=allow_download)
 
 
-def load_from_hub(dataset_name: str, config_name: str | None = None, *, allow_download: bool = True) -> DatasetDict:
+def load_dataset(dataset_name: str, config_name: str | None = None, *, allow_download: bool = True) -> DatasetDict:
     """Return all splits of a Hub dataset, memory-mapped; the copy on disk if the Hub is unreachable or not allowed."""
     import datasets
 

@@ -193,7 +193,7 @@ def gather_sources(
         if config.dataset_name is not None:
             found = hub.load_by_name(config.dataset_name, config.dataset_config_name, allow_download=download)
         else:
-            found = hub.load_from_hub("glue", config.task_name, allow_download=download)
+            found = hub.load_dataset("glue", config.task_name, allow_download=download)
         splits = {**_rename(found, split_names, notes), **named}
     elif named:
         splits = named

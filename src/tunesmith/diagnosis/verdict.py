@@ -540,7 +540,7 @@ CERTAIN = ("healthy", "diverged", "stopped_too_early", "still_learning")
 """Verdicts that rest on more than the validation score."""
 
 
-def diagnose(curves: Curves, config: Mapping[str, Any], **facts: Any) -> list[Finding]:
+def diagnose_curves(curves: Curves, config: Mapping[str, Any], **facts: Any) -> list[Finding]:
     """Return findings, first the verdict. `facts` are keywords of `read_curves`: `label_counts` or `num_labels` of the
     training examples, `floor`: the loss of the constant baseline, `floors`: scores of baselines (name -> metric -> score),
     `running`: whether the run has not ended.

@@ -1013,11 +1013,13 @@ def make_suite(
     return Suite(task, chosen, scores=scores, positive_name=positive_name, thresholds=thresholds)
 
 
-def load(path: str, config_name: str | None = None) -> Suite:
-    """`load("glue", "mrpc")` or `load("f1")`, as `evaluate.load`, without the network."""
+def load_metric(path: str, config_name: str | None = None) -> Suite:
+    """`load_metric("glue", "mrpc")` or `load_metric("f1")`, as `evaluate.load`, without the network."""
     if path == "glue":
         if config_name is None:
-            raise ConfigError("the glue metric needs the name of its task", fix='For example load("glue", "mrpc").')
+            raise ConfigError(
+                "the glue metric needs the name of its task", fix='For example load_metric("glue", "mrpc").'
+            )
         task, names = resolve_glue(config_name)
         return Suite(task, names)
     name = canonical_name(path)

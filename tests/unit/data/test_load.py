@@ -14,7 +14,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from data_loading import load_data, make_config
 from tunesmith.data.columns import infer_columns
-from tunesmith.data.hub import load_from_hub
+from tunesmith.data.hub import load_dataset
 from tunesmith.data.read import DataBundle, read_source
 from tunesmith.data.rows import Columns, Part, draw_fold, draw_split
 from tunesmith.errors import ConfigError, DataError
@@ -329,7 +329,7 @@ def test_rows_that_share_a_sentence_are_in_one_fold() -> None:
 @pytest.mark.parametrize("name", ["", "../etc", "a/b/c", "two words", "https://huggingface.co/datasets/glue"])
 def test_invalid_hub_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is not the name of a Hub dataset"):
-        load_from_hub(name)
+        load_dataset(name)
 
 
 def test_estimator_refuses_a_column_that_equals_the_target() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunesmith.diagnosis.verdict import CODES, advised_options, diagnose
+from tunesmith.diagnosis.verdict import CODES, advised_options, diagnose_curves
 from tunesmith.events import Evaluated, Finding, RowsEvaluated, StepDone
 from tunesmith.labels import Task
 from tunesmith.metrics.evidence import BestConstant, encode_rows, keep_rows
@@ -23,7 +23,7 @@ MRPC = {"equivalent": 2474, "not_equivalent": 1194}
 def verdict(synthetic: SimpleNamespace, config: dict[str, Any] | None = None, **run: Any) -> Finding:
     options = synthetic.CONFIG | (config or {})
     curves = curves_from_events(synthetic.make_run(**run, rate=options["learning_rate"]))
-    return diagnose(curves, options, label_counts=MRPC)[0]
+    return diagnose_curves(curves, options, label_counts=MRPC)[0]
 
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -210,7 +210,7 @@ def test_rising_loss_with_memorized_examples_is_overfitting(synthetic: SimpleNam
     """It is a note if the run keeps its best weights, and a warning if it keeps the last ones."""
     curves = curves_from_events(synthetic.make_run(**run))
     for kept, severity in ((True, "info"), (False, "warning")):
-        found = diagnose(curves, synthetic.CONFIG | {"load_best_model_at_end": kept}, label_counts=MRPC)[0]
+        found = diagnose_curves(curves, synthetic.CONFIG | {"load_best_model_at_end": kept}, label_counts=MRPC)[0]
         assert (found.code, found.severity) == ("overfitting", severity)
         assert "; the run keeps the weights of step" in found.evidence or not kept
         assert found.advice[0].startswith("label more examples" if kept else "--early_stopping_patience 2")
@@ -218,7 +218,7 @@ def test_rising_loss_with_memorized_examples_is_overfitting(synthetic: SimpleNam
 
 def test_small_rise_after_kept_weights_is_a_note(synthetic: SimpleNamespace) -> None:
     curves = curves_from_events(synthetic.make_run(**CASES["the textbook case"][1]))
-    first, remark = diagnose(curves, synthetic.CONFIG, label_counts=MRPC)
+    first, remark = diagnose_curves(curves, synthetic.CONFIG, label_counts=MRPC)
     assert (first.code, first.severity) == ("healthy", "info")
     assert (remark.code, remark.severity) == ("overfitting", "info")
     assert remark.evidence.endswith("; the run keeps the weights of step 200")
@@ -229,10 +229,10 @@ def test_rise_is_overfitting_if_last_weights_are_kept(synthetic: SimpleNamespace
     train, validation = [0.53, 0.27, 0.1, 0.03, 0.01, 0.005], [0.58, 0.42, 0.39, 0.44, 0.53, 0.57]
     scores = [0.66, 0.82, 0.81, 0.825, 0.82, 0.82]
     curves = curves_from_events(synthetic.make_run(train, validation, accuracy=scores, train_rows=240, n=160))
-    last = diagnose(curves, synthetic.CONFIG | {"load_best_model_at_end": False}, label_counts=MRPC)[0]
+    last = diagnose_curves(curves, synthetic.CONFIG | {"load_best_model_at_end": False}, label_counts=MRPC)[0]
     assert last.code in ("overfitting", "calibration_drift")
     assert last.severity == "warning"
-    first, remark = diagnose(curves, synthetic.CONFIG, label_counts=MRPC)
+    first, remark = diagnose_curves(curves, synthetic.CONFIG, label_counts=MRPC)
     assert (first.code, remark.code) == ("healthy", "calibration_drift")
     assert first.evidence.startswith("accuracy 0.825 vs. constant baseline 0.674"), "the score of the kept weights"
 
@@ -241,7 +241,7 @@ def test_memorized_regression_with_flat_loss_is_overfitting(synthetic: SimpleNam
     train, validation = [0.5 * 0.7**k for k in range(20)], [0.6, *[0.5] * 19]
     events = synthetic.make_run(train, validation, accuracy=[0.6, *[0.72] * 19], metric="pearson", train_rows=240)
     config = synthetic.CONFIG | {"load_best_model_at_end": False}
-    found = diagnose(curves_from_events(events), config, floor=1.0)[0]
+    found = diagnose_curves(curves_from_events(events), config, floor=1.0)[0]
     assert (found.code, found.severity) == ("overfitting", "info")
     assert found.evidence.startswith("the training examples are memorized: train loss is 0.00, validation loss 0.50")
 
@@ -265,7 +265,7 @@ def test_first_line_reports_single_predicted_class(synthetic: SimpleNamespace, r
     labels = (draw.random(200) < 0.3).astype(np.int64)
     logits = np.stack([np.full(200, 1.0), draw.normal(0, 0.1, 200)], axis=1)
     curves = row_run(synthetic, logits, labels, [0.65, 0.63, 0.62])
-    found = diagnose(curves, synthetic.CONFIG | {"learning_rate": rate}, label_names=("good", "bad"))[0]
+    found = diagnose_curves(curves, synthetic.CONFIG | {"learning_rate": rate}, label_names=("good", "bad"))[0]
     assert found.code != "healthy"
     assert found.evidence.startswith("the model predicts only one class, good, for all 200 validation examples; ")
     assert advised_options(found.advice[0]).keys() & {"num_train_epochs", "learning_rate"}
@@ -274,20 +274,20 @@ def test_first_line_reports_single_predicted_class(synthetic: SimpleNamespace, r
 def test_label_noise_verdict_follows_its_estimate(synthetic: SimpleNamespace) -> None:
     curves = curves_from_events(synthetic.make_run(**CASES["three good epochs"][1]))
     noise = {"share": 0.2, "low": 0.15, "high": 0.26, "n": 1000}
-    found = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, label_noise=noise)[0]
+    found = diagnose_curves(curves, synthetic.CONFIG, label_counts=MRPC, label_noise=noise)[0]
     assert (found.code, found.severity) == ("label_noise", "error")
     estimate = "20% of the training labels (15% to 26%, n=1,000) are wrong"
     assert found.evidence.startswith(f"a linear probe estimates that {estimate}")
     assert found.numbers["label_noise"] == noise
     assert found.numbers["likelihoods"] == {"label_noise": 0.95}, "no other cause is shown as more likely"
     for other in ({**noise, "low": 0.0}, {"share": "many"}, None):
-        assert diagnose(curves, synthetic.CONFIG, label_counts=MRPC, label_noise=other)[0].code == "healthy"
+        assert diagnose_curves(curves, synthetic.CONFIG, label_counts=MRPC, label_noise=other)[0].code == "healthy"
 
 
 def test_correct_but_unconfident_predictions_are_healthy(synthetic: SimpleNamespace) -> None:
     labels = np.tile([0, 0, 1], 50)
     curves = row_run(synthetic, 0.8 * np.eye(2)[labels], labels, [0.5, 0.4, 0.37])
-    assert diagnose(curves, synthetic.CONFIG)[0].code == "healthy"
+    assert diagnose_curves(curves, synthetic.CONFIG)[0].code == "healthy"
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -297,7 +297,7 @@ def test_solved_task_is_healthy(synthetic: SimpleNamespace, kept: bool, last: fl
     run: dict[str, Any] = {"train": [0.1, 0.0, 0.0], "validation": [0.2, last, last], "accuracy": [0.95, 1.0, 1.0]}
     run |= {"steps_per_epoch": 10, "n": 30}
     curves = curves_from_events(synthetic.make_run(**run))
-    found = diagnose(curves, synthetic.CONFIG | {"load_best_model_at_end": kept}, label_counts=MRPC)
+    found = diagnose_curves(curves, synthetic.CONFIG | {"load_best_model_at_end": kept}, label_counts=MRPC)
     assert found[0].code == "healthy"
 
 
@@ -342,11 +342,11 @@ def test_last_batch_of_very_short_run_is_no_divergence(synthetic: SimpleNamespac
     )
     last = max(k for k, event in enumerate(events) if isinstance(event, StepDone))
     events[last] = replace(events[last], loss=1.4)
-    assert diagnose(curves_from_events(events), synthetic.CONFIG, label_counts=MRPC)[0].code == "underfitting"
+    assert diagnose_curves(curves_from_events(events), synthetic.CONFIG, label_counts=MRPC)[0].code == "underfitting"
 
 
 def test_no_events_are_not_enough_evidence() -> None:
-    (found,) = diagnose(curves_from_events([]), {})
+    (found,) = diagnose_curves(curves_from_events([]), {})
     assert found.code == "not_enough_evidence"
 
 
@@ -370,24 +370,25 @@ def test_advice_is_machine_readable(advice: str, options: dict[str, str | None])
 def test_running_run_is_still_learning_not_stopped_early(synthetic: SimpleNamespace) -> None:
     run = CASES["both losses still falling"][1] | {"planned_epochs": 9, "ended": None}
     curves = curves_from_events(synthetic.make_run(**run))
-    (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
+    (found,) = diagnose_curves(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
     assert (found.code, found.severity, found.advice) == (
         "still_learning",
         "info",
         ("let it continue: step 300 of 900",),
     )
-    assert diagnose(curves, synthetic.CONFIG, label_counts=MRPC)[0].code == "stopped_too_early"
+    assert diagnose_curves(curves, synthetic.CONFIG, label_counts=MRPC)[0].code == "stopped_too_early"
 
 
 def test_run_that_just_started_is_advised_to_wait(synthetic: SimpleNamespace) -> None:
     curves = curves_from_events(synthetic.make_run([0.5], [0.5], planned_epochs=9, ended=None))
-    (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
+    (found,) = diagnose_curves(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
     assert found.advice[0] == "wait: a verdict needs 2 more evaluations"
     not_yet = curves_from_events(synthetic.make_run([], [], planned_epochs=9, ended=None))
-    (found,) = diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC, running=True)
+    (found,) = diagnose_curves(not_yet, synthetic.CONFIG, label_counts=MRPC, running=True)
     assert not any("validation_split_fraction" in advice for advice in found.advice), "a later evaluation is allowed"
     assert any(
-        "validation_split_fraction" in a for a in diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC)[0].advice
+        "validation_split_fraction" in a
+        for a in diagnose_curves(not_yet, synthetic.CONFIG, label_counts=MRPC)[0].advice
     )
 
 
@@ -397,7 +398,7 @@ def test_fitted_head_is_not_taken_for_a_split_difference(synthetic: SimpleNamesp
     likely = []
     for start in ("off", "on"):
         config = synthetic.CONFIG | {"head_start": start}
-        found = diagnose(curves_from_events(run), config, label_counts=MRPC)[0]
+        found = diagnose_curves(curves_from_events(run), config, label_counts=MRPC)[0]
         likely.append(found.numbers["likelihoods"].get("split_mismatch", 0.0))
     assert likely[0] > likely[1]
 
@@ -405,7 +406,7 @@ def test_fitted_head_is_not_taken_for_a_split_difference(synthetic: SimpleNamesp
 def test_advice_changes_max_steps_if_the_run_sets_it(synthetic: SimpleNamespace) -> None:
     """max_steps overrides num_train_epochs, so advice to change the epochs would have no effect."""
     curves = curves_from_events(synthetic.make_run(**CASES["both losses still falling"][1]))
-    found = diagnose(curves, synthetic.CONFIG | {"max_steps": curves.num_steps}, label_counts=MRPC)[0]
+    found = diagnose_curves(curves, synthetic.CONFIG | {"max_steps": curves.num_steps}, label_counts=MRPC)[0]
     options = [advised_options(advice) for advice in found.advice]
     assert not any("num_train_epochs" in one for one in options)
     assert next(int(one["max_steps"] or 0) for one in options if "max_steps" in one) >= 2 * curves.num_steps

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tunesmith.diagnosis.reading import gain_of_score, read_curves, turned
-from tunesmith.diagnosis.verdict import CODES, diagnose
+from tunesmith.diagnosis.verdict import CODES, diagnose_curves
 from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
 from tunesmith.labels import Task
 from tunesmith.metrics.evidence import BestConstant, RowEvidence, encode_rows, keep_rows, row_losses
@@ -74,7 +74,7 @@ def test_run_at_chance_level_is_never_healthy(task: Task) -> None:
             "learning_rate": float(10 ** draw.uniform(-7, -2)),
             "freeze": draw.choice(["", "encoder"], 1).tolist(),
         }
-        found = diagnose(curves, config)
+        found = diagnose_curves(curves, config)
         said.add(found[0].code)
         if gain_of_score(reading.rows.validation[-1]).z <= 2:
             assert found[0].code != "healthy", (seed, found[0])
@@ -85,7 +85,7 @@ def test_run_at_chance_level_is_never_healthy(task: Task) -> None:
 @pytest.mark.parametrize("task", list(Task))
 def test_run_that_learns_well_is_healthy_for_every_task(task: Task) -> None:
     curves = curves_from_events(make_run(task, 3, [0.35, 0.8, 0.9], rows=400))
-    found = diagnose(curves, {"learning_rate": 1e-4, "per_device_train_batch_size": 16})
+    found = diagnose_curves(curves, {"learning_rate": 1e-4, "per_device_train_batch_size": 16})
     assert found[0].code == "healthy", found[0]
 
 
@@ -98,12 +98,12 @@ def test_curves_alone_at_chance_are_never_healthy(synthetic: SimpleNamespace) ->
         scores = [*draw.uniform(0.5, 0.95, epochs - 1).tolist(), float(draw.uniform(0.4, edge - 1e-6))]
         losses = draw.uniform(0.2, 0.9, epochs).tolist()
         run = synthetic.make_run(draw.uniform(0.05, 0.7, epochs).tolist(), losses, accuracy=scores, n=n, seed=seed)
-        assert diagnose(curves_from_events(run), synthetic.CONFIG, label_counts=counts)[0].code != "healthy"
+        assert diagnose_curves(curves_from_events(run), synthetic.CONFIG, label_counts=counts)[0].code != "healthy"
 
 
 def test_close_verdicts_are_listed_with_probability() -> None:
     curves = curves_from_events(make_run(Task.BINARY, 5, [0.0, 0.0, 0.01], rows=300))
-    found = diagnose(curves, {"learning_rate": 1e-5, "per_device_train_batch_size": 16})[0]
+    found = diagnose_curves(curves, {"learning_rate": 1e-5, "per_device_train_batch_size": 16})[0]
     likely = found.numbers["likelihoods"]
     assert sum(likely.values()) == pytest.approx(1.0, abs=0.25)
     assert list(likely.values()) == sorted(likely.values(), reverse=True)
@@ -138,13 +138,13 @@ def test_too_few_validation_examples_are_reported() -> None:
     codes = []
     for seed in range(12):
         curves = curves_from_events(make_run(Task.BINARY, seed, [0.1, 0.12, 0.12], rows=40, noise=0.6))
-        found = diagnose(curves, {"learning_rate": 1e-4, "per_device_train_batch_size": 16})[0]
+        found = diagnose_curves(curves, {"learning_rate": 1e-4, "per_device_train_batch_size": 16})[0]
         codes.append(found.code)
         if found.code == "not_enough_evidence":
             assert "40 validation examples are too few" in found.evidence
             assert found.severity == "info"
             assert found.advice[0].startswith("--folds 5")
-            held = diagnose(curves, {"learning_rate": 1e-4, "validation_file": "v.csv"})[0]
+            held = diagnose_curves(curves, {"learning_rate": 1e-4, "validation_file": "v.csv"})[0]
             assert "--folds" not in held.advice[0], "folds create the validation rows"
     assert "not_enough_evidence" in codes
 
@@ -152,4 +152,4 @@ def test_too_few_validation_examples_are_reported() -> None:
 def test_rows_without_an_evaluation_are_not_enough_evidence() -> None:
     """An event log without evaluations but with their examples, as in fuzz case 1:222."""
     events = [e for e in make_run(Task.BINARY, 5, [0.5, 0.6]) if not isinstance(e, Evaluated)]
-    assert diagnose(curves_from_events(events), {})[0].code == "not_enough_evidence"
+    assert diagnose_curves(curves_from_events(events), {})[0].code == "not_enough_evidence"

@@ -13,7 +13,16 @@ import sklearn.metrics as sk
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.table import GLUE, METRICS, greater_is_better, load, make_suite, metric_names, sigmoid, softmax
+from tunesmith.metrics.table import (
+    GLUE,
+    METRICS,
+    greater_is_better,
+    load_metric,
+    make_suite,
+    metric_names,
+    sigmoid,
+    softmax,
+)
 
 
 @pytest.mark.parametrize("k", [2, 3, 7])
@@ -180,7 +189,7 @@ def test_aliases_and_prefixes_map_to_one_name():
 def test_glue_tasks_report_keys_of_evaluate_library(name):
     want = {"cola": ("matthews_correlation",), "stsb": ("pearson", "spearmanr")}
     want |= dict.fromkeys(("mrpc", "qqp"), ("accuracy", "f1"))
-    assert load("glue", name).names == want.get(name, ("accuracy",))
+    assert load_metric("glue", name).names == want.get(name, ("accuracy",))
 
 
 @pytest.mark.parametrize("task", list(Task))
