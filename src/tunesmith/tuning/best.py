@@ -44,10 +44,10 @@ from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.table import Array, Score, greater_is_better, make_suite
 from tunesmith.models.families import last_linear
 from tunesmith.pipeline.folds import held_out_rows
-from tunesmith.pipeline.inputs import NOT_COMPARED, choose_folder, read_run_data, require_usable
+from tunesmith.pipeline.inputs import NOT_COMPARED, RunData, choose_folder, read_run_data, require_usable
 from tunesmith.pipeline.recipe import NAMES, epochs_for
 from tunesmith.pipeline.results import RunResult
-from tunesmith.pipeline.train import PAIR_STAGE, RunEnding, RunObserver, finetune
+from tunesmith.pipeline.train import RunEnding, RunObserver, finetune
 from tunesmith.report.build import diagnose_run
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, RunLock, end_of, read_metrics, retire
@@ -171,7 +171,7 @@ def variations(lead: Variant, config: RunConfig) -> Iterator[Variant]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended: "done", "stopped" or "failed". `examples` were trained on, over all epochs."""
+    """How a trial ended: "done", "stopped" or "failed"."""
 
     state: str
     metric: str | None = None
@@ -180,12 +180,11 @@ class Outcome:
     why: str | None = None
     seconds: float = 0.0
     steps: int = 0
-    examples: int = 0
     predictions: str | None = None
     """The hash of the file with the held-out predictions."""
 
     def __post_init__(self) -> None:
-        numbers = (self.seconds, self.examples, self.score if self.state == "done" else 0.0)
+        numbers = (self.seconds, self.score if self.state == "done" else 0.0)
         if self.state not in ("done", "stopped", "failed") or not all(isinstance(n, (int, float)) for n in numbers):
             raise TypeError("a state or a number is missing")
 
@@ -196,22 +195,21 @@ class BestSearch:
     def __init__(self, config: RunConfig, observer: RunObserver) -> None:
         self.config, self.observer = config, observer
         self.folder = config.run_folder / BEST_OPTIONS.parent
-        self.inputs, sizes = self._read_inputs()
-        self.rows, self.test_rows = sizes["train"], sizes.get("test", 0)
-        held_out = any(split.startswith("validation") for split in sizes)
+        data = self._read_data()
+        self.inputs, splits = inputs_identity(data), data.bundle.splits
+        self.rows, self.test_rows = len(splits["train"]), len(splits.get("test", ()))
+        self.has_pairs = len(data.bundle.columns.text) == 2
+        held_out = any(split.startswith("validation") for split in splits)
         self.folds: tuple[int | None, ...] = (None,) if held_out else tuple(range(1, FOLDS + 1))
+        self.batch = config.decided.per_device_train_batch_size * config.gradient_accumulation_steps
         self.tried: list[Variant] = []
         self.finalists: list[Variant] = []
-        self.warmed_up = False
-        """Whether the current trial had a pair warm-up."""
 
-    def _read_inputs(self) -> tuple[dict[str, str], dict[str, int]]:
-        """Return the identity of data and base model, and the number of examples by split."""
-        data = read_run_data(replace(self.config, validation_split_fraction=0.0), {}, self.observer.progress)
-        return inputs_identity(data), {split: len(rows) for split, rows in data.bundle.splits.items()}
+    def _read_data(self) -> RunData:
+        return read_run_data(replace(self.config, validation_split_fraction=0.0), {}, self.observer.progress)
 
     def _require_same_inputs(self) -> None:
-        require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
+        require_same_inputs(self.inputs, inputs_identity(self._read_data()), self.folder.parent)
 
     # The record of finished trials
 
@@ -246,9 +244,8 @@ class BestSearch:
             f"trained on all examples. The first trial shows how many others there is time for.{known}"
         )
 
-    def note(self, **decisions: bool) -> None:
-        """Store the record, with decisions that must not be made again after a crash."""
-        self.record |= decisions
+    def note(self) -> None:
+        """Store the record."""
         write_file(self._file, json.dumps(self.record, indent=1).encode())
 
     def path(self, variant: Variant, fold: int | None) -> Path:
@@ -319,7 +316,6 @@ class BestSearch:
                 score,
                 seconds=sum(step.seconds for step in steps),  # if it ended in an earlier process, all that is known
                 steps=len(steps),
-                examples=sum(step.examples for step in steps),
                 predictions=hash_file(run.predictions_file),
             )
         except TrialPruned as error:
@@ -339,8 +335,6 @@ class BestSearch:
         return found
 
     def _trial_config(self, variant: Variant, run: RunDir, fold: int | None) -> RunConfig:
-        batch = self.config.decided.per_device_train_batch_size * self.config.gradient_accumulation_steps
-        steps = max(self._examples(self._rows(fold)) / batch, self.config.max_steps)
         options: dict[str, Any] = {
             "recipe": "auto",
             "time_budget": None,
@@ -349,7 +343,7 @@ class BestSearch:
             "folds": None if fold is None else FOLDS,
             "fold": fold,
             "train_sample_size": 0,
-            "save_strategy": "steps" if steps > SAVE_STEPS else "no",
+            "save_strategy": "steps" if self._steps(fold) > SAVE_STEPS else "no",
             "save_steps": SAVE_STEPS,
             "report_to": ("none",),
         }
@@ -357,21 +351,17 @@ class BestSearch:
 
     # Time
 
-    def _rows(self, fold: int | None) -> int:
-        """Return the number of training examples."""
-        return self.rows if fold is None else self.rows * (FOLDS - 1) // FOLDS
-
-    def _examples(self, rows: int) -> float:
-        """Return the number of examples in all epochs; `auto` trains more epochs on fewer rows."""
-        batch = self.config.decided.per_device_train_batch_size * self.config.gradient_accumulation_steps
-        return rows * (self.config.num_train_epochs or epochs_for(rows, batch)[0])
+    def _steps(self, fold: int | None) -> float:
+        """Return the number of steps without this fold; `auto` trains more epochs on fewer examples."""
+        if self.config.max_steps > 0:
+            return self.config.max_steps
+        rows = self.rows if fold is None else self.rows * (FOLDS - 1) // FOLDS
+        return rows * (self.config.num_train_epochs or epochs_for(rows, self.batch)[0]) / self.batch
 
     @property
     def growth(self) -> float:
-        """The time of the final model per time of a trial."""
-        return (
-            1.0 if self.config.max_steps > 0 else self._examples(self.rows) / self._examples(self._rows(self.folds[0]))
-        )
+        """The steps of the final model per step of a trial."""
+        return self._steps(None) / self._steps(self.folds[0])
 
     def _first_outcome(self, variant: Variant) -> Outcome:
         """Return how the variant ended on the first fold, or `auto` if it was not trained yet."""
@@ -389,21 +379,16 @@ class BestSearch:
 
     def closing_seconds(self, variant: Variant) -> float:
         """Return the forecast from the last step of the final model to its report."""
-        found = self._first_outcome(variant)
         pages = PAGES_SECONDS if self.observer.pages else 0.0
-        return pages + self.test_rows * found.seconds / max(found.examples, 1) / 2
+        per_example = self.seconds(variant) / (self._steps(self.folds[0]) * self.batch)
+        return pages + self.test_rows * per_example / 2  # a prediction takes less than half of a step
 
     def _watch(self, variant: Variant, fold: int | None) -> RunObserver:
         """Return hooks that stop a trial that would not finish in time, as soon as its speed is known."""
         steps, times, judged = 0, list[float](), False
-        self.warmed_up = False
         is_first = variant.name == "auto" and fold == self.folds[0]
         # The first trial, and the first one of a variant that is likely to be chosen, must leave time for the final model.
         before_final = is_first or (variant.expected and fold == self.folds[0])
-
-        def progress(stage: str, done: int, total: int) -> None:
-            self.warmed_up |= stage == PAIR_STAGE
-            self.clock.beat()
 
         def plan(num_steps: int, per_epoch: float) -> None:
             nonlocal steps
@@ -428,7 +413,7 @@ class BestSearch:
                 what = "this trial and the final model need" if before_final else "this trial needs"
                 raise TrialPruned(f"{what} {rest + final:.0f} s more, but only {left:.0f} s are left")
 
-        return RunObserver(progress=progress, plan=plan, listeners=[self.clock.beat, listen], pages=False)
+        return RunObserver(progress=self.clock.beat, plan=plan, listeners=[self.clock.beat, listen], pages=False)
 
     def _announce(self, trial: float, left: float, needed: float) -> None:
         """Report how many trials there is time for, as soon as the speed of the first one is known; all in seconds."""
@@ -484,7 +469,8 @@ class BestSearch:
                 fix="Run the same command with a larger budget to resume.",
             )
         self._require_same_inputs()
-        self.note(deploying=True)
+        self.record["deploying"] = True  # after a crash, the choice is not made again
+        self.note()
         config = self.config
         if choice is not None:
             clock.reserve = self.closing_seconds(choice.variant)
@@ -494,11 +480,9 @@ class BestSearch:
             config, ending = replace(config, **options), choice.ending()
         else:
             clock.reserve = PAGES_SECONDS
-            if "without_warmup" not in self.record:
-                self.note(without_warmup=config.pair_start is None and self.warmed_up)
-            skips = self.record["without_warmup"]
+            skips = self.has_pairs and config.pair_start is None
             config = replace(config, pair_start=0) if skips else config
-            part = ", without its pair warm-up" if skips else ""
+            part = ", without a pair warm-up" if skips else ""
             ending = RunEnding(lines=(f"best: {config.time_budget} is enough only for auto{part}",))
         for line in ending.lines:
             self.observer.log(f"Best: {line.removeprefix('best: ')}.")
