@@ -81,7 +81,12 @@ def make(kind: str, dropout: float = 0.0) -> Any:
     if kind == "modernbert":
         sizes |= {"mlp_dropout": dropout, "local_attention": 32}
     if kind == "deberta-v2":
-        sizes |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+        sizes |= {
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "share_att_key": True,
+            "position_buckets": 32,
+        }
     config = transformers.AutoConfig.for_model(kind, **sizes)
     model = transformers.AutoModelForSequenceClassification.from_config(config).cuda().train()
     lengths = torch.tensor([41, 9, 30, 17], device="cuda")

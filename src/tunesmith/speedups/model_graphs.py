@@ -4,10 +4,12 @@ While `ModelGraphs.active()`, training calls of the encoders in a model are padd
 backward pass of each shape are captured when it comes for the first time. So every use of a shape is a replay: a resumed run
 draws the same dropout as an uninterrupted one. Capturing leaves the random generators as they were.
 
-A captured pass reads and writes fixed memory. Two rules keep it correct:
+A captured pass reads and writes fixed memory. Three rules keep it correct:
 - outputs and gradients are copied before autograd sees them, which may keep, change or accumulate them;
 - a forward pass whose backward pass is still to come owns a `Slot`. A second call before that (two texts per row, R-Drop)
-  uses another slot with other memory. All shapes of a slot share its memory, because only one of them is in use at a time.
+  uses another slot with other memory. All shapes of a slot share its memory, because only one of them is in use at a time;
+- the captured passes use aliases of the weights. Autograd's node of a weight belongs to the stream on which it was made, which
+  breaks a capture while another pass keeps it alive; and it would call the user's hooks on gradients a second time.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import inspect
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,10 +26,12 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from tunesmith.models.families import FAMILIES, why_not_by_config, why_not_original
 from tunesmith.speedups.cuda_graphs import Fingerprint, bucket_width, capture_failure, capturing, forget_broken_capture
 from tunesmith.speedups.packed_calls import own_forward
+from tunesmith.speedups.relative import replace_method
 from tunesmith.speedups.verify import (
     ROWS,
     Gradients,
@@ -41,9 +45,12 @@ from tunesmith.speedups.verify import (
 
 GRAPHS = "CUDA graph of the encoder"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
+OPTIONS = ("return_dict", "output_hidden_states")
 IGNORED = ("num_items_in_batch",)
 """Arguments of a loss that models pass on to their encoder."""
 IGNORES_PADDING = ("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
+HOST_WORK = ("get_rel_pos", "relative_position_bucket")
+"""Methods of DeBERTa and MPNet that compute distances from the width, with copies from the host that no capture allows."""
 MOST_GRAPHS = 32
 """Shapes that a slot keeps; a graph costs a few MB on the host."""
 MOST_CAPTURES = 100
@@ -116,25 +123,27 @@ class Slot:
 
 
 class CapturedCall:
-    """The forward and backward pass of an encoder for one shape of inputs."""
+    """The forward and backward pass of an encoder for one shape of inputs. `.grad` of its leaves is fixed memory."""
 
     def __init__(
         self,
         run: Callable[[dict[str, torch.Tensor]], Any],
         tensors: Mapping[str, torch.Tensor],
-        gradients: Mapping[torch.Tensor, torch.Tensor],
+        weights: Mapping[nn.Parameter, nn.Parameter],
         slot: Slot,
         capture: Any,
     ) -> None:
         self.slot = slot
         self._run, self._live = run, list[torch.Tensor]()
-        self._inputs = {n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in tensors.items()}
-        own = {t: torch.zeros_like(t) for t in self._inputs.values() if t.requires_grad}
-        self._gradients: dict[torch.Tensor, torch.Tensor] = {**own, **gradients}
-        self._parameters = tuple(gradients)
-        self._build: Callable[[Sequence[torch.Tensor]], Any] = tuple
+        self._inputs = {n: t.detach().clone() for n, t in tensors.items()}
+        self._inputs["attention_mask"][:, -1:] = 0  # without padding, transformers skips the mask, but not in a capture
+        for name, tensor in tensors.items():
+            self._inputs[name].requires_grad_(tensor.requires_grad)
+        for tensor in self._inputs.values():
+            tensor.grad = torch.zeros_like(tensor) if tensor.requires_grad else None
+        self._parameters, self._leaves = tuple(weights), (*self._inputs.values(), *weights.values())
         self._reached = list[set[torch.Tensor]]()
-        """For each output: the parameters and inputs whose gradient depends on it."""
+        """For each output: the leaves whose gradient depends on it."""
         capture.warm_up(self._rehearse)
         self._output_gradients = [torch.zeros_like(o) for o in self._live]
         self._replay_forward, self._outputs = capture.record(self._forward, slot.pool)
@@ -146,44 +155,40 @@ class CapturedCall:
     def _rehearse(self) -> None:
         """Run both passes, and find which gradients each output has a part in."""
         self._forward()
+        leaves = [leaf for leaf in self._leaves if leaf.requires_grad]
         for output in self._live:
-            wanted = list(self._gradients) if output.requires_grad else []
+            wanted = leaves if output.requires_grad else []
             given = torch.zeros_like(output)
             found = torch.autograd.grad(output, wanted, given, retain_graph=True, allow_unused=True) if wanted else ()
             self._reached.append({t for t, g in zip(wanted, found, strict=True) if g is not None})
         self._live = [output.detach() for output in self._live]
 
     def _forward(self) -> list[torch.Tensor]:
-        enabled = torch.is_autocast_enabled(device := next(iter(self._inputs.values())).device.type)
+        enabled = torch.is_autocast_enabled(device := self._leaves[0].device.type)
         with torch.autocast(device, torch.get_autocast_dtype(device), enabled=enabled, cache_enabled=False):
-            found = self._run(self._inputs)
-        names = list(found) if isinstance(found, Mapping) else None
-        self._live = list(found.values()) if isinstance(found, Mapping) else list(found)
+            self._live, self._kind = pytree.tree_flatten(self._run(self._inputs))
         if not all(isinstance(t, torch.Tensor) for t in self._live):
             raise TypeError("the encoder returns something other than tensors")
-        kind = type(found)
-        self._build = tuple if names is None else lambda tensors: kind(**dict(zip(names, tensors, strict=True)))
         return [t.detach() for t in self._live]
 
     def _backward(self) -> None:
         """Compute all gradients. The activations stay, so that the pass can run again (`retain_graph=True`)."""
-        wanted = [t for t in self._gradients if any(t in reached for reached in self._reached)]
+        wanted = [leaf for leaf in self._leaves if any(leaf in reached for reached in self._reached)]
         pairs = [(o, g) for o, g in zip(self._live, self._output_gradients, strict=True) if o.requires_grad]
         outputs, given = zip(*pairs, strict=True)
         found = torch.autograd.grad(outputs, wanted, given, retain_graph=True)
-        torch._foreach_copy_([self._gradients[t] for t in wanted], list(found))
+        torch._foreach_copy_(_gradients(wanted), list(found))
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], width: int) -> Any:
         """Return the first `width` columns of the encoder's output."""
         given = [tensors[name] for name in self._inputs]
         run: Any = _Replay.apply
-        found = run(self, self.slot.begin(), width, *given, *self._parameters)
-        return self._build(found)
+        return pytree.tree_unflatten(run(self, self.slot.begin(), width, *given, *self._parameters), self._kind)
 
     def forward(self, width: int, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return copies of the outputs, and those among them without a gradient."""
         for place, tensor in zip(self._inputs.values(), given, strict=False):
-            place.copy_(tensor, non_blocking=True)
+            place.detach().copy_(tensor, non_blocking=True)
         self._replay_forward()
         copies = [_columns(output, width).clone(memory_format=torch.contiguous_format) for output in self._outputs]
         return copies, [copy for copy, reached in zip(copies, self._reached, strict=True) if not reached]
@@ -202,14 +207,10 @@ class CapturedCall:
         assert self._replay_backward is not None
         self._replay_backward()
         pending.finished = True
-        used = [
-            t
-            for t in self._gradients
-            if any(t in r for r, g in zip(self._reached, given, strict=True) if g is not None)
-        ]
-        copies = torch._foreach_mul([self._gradients[t] for t in used], 1.0) if used else ()
-        found = dict(zip(used, copies, strict=True))
-        return [found.get(tensor) for tensor in (*self._inputs.values(), *self._parameters)]
+        used = set().union(*(r for r, g in zip(self._reached, given, strict=True) if g is not None))
+        wanted = [leaf for leaf in self._leaves if leaf in used]
+        copies = iter(torch._foreach_mul(_gradients(wanted), 1.0) if wanted else ())
+        return [next(copies) if leaf in used else None for leaf in self._leaves]
 
 
 class _Replay(torch.autograd.Function):
@@ -240,8 +241,8 @@ class GraphedEncoder:
         self._pads = True
         """Whether further padding leaves the outputs as they are."""
         self._slots: list[Slot] = []
-        self._gradients: dict[torch.Tensor, torch.Tensor] = {}
-        self._places: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._aliases: dict[nn.Parameter, nn.Parameter] = {}
+        """Parameter -> another one in the memory that the graphs read. Its `.grad` is the memory that they write to."""
         self._plain: Callable[..., Any] = module.forward
         self._entry = self._call
 
@@ -263,16 +264,18 @@ class GraphedEncoder:
             self._owner.capture.synchronize()
         for slot in self._slots:
             slot.graphs.clear()
-        self._slots, self._gradients, self._places, self._mark = [], {}, [], None
+        self._slots, self._aliases, self._mark = [], {}, None
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
+        if self._owner.off is not None or not torch.is_grad_enabled() or not self.module.training:
+            return self._plain(*args, **kwargs)
         given = dict(zip(self._names, args, strict=False)) | kwargs
         tensors = {name: given.pop(name) for name in INPUTS if isinstance(given.get(name), torch.Tensor)}
-        rest = {n: v for n, v in given.items() if v is not None and v is not False and n not in IGNORED}
-        options = {"return_dict": rest.pop("return_dict")} if "return_dict" in rest else {}
-        can_run = self._owner.off is None and torch.is_grad_enabled() and self.module.training
-        width = self._width(tensors)
-        if not can_run or rest or width is None or not self._is_ready(tensors, options):
+        options = {name: given.pop(name) for name in OPTIONS if given.get(name) is not None}
+        width, mark = self._width(tensors), self._fingerprint.of_call()
+        why = "they don't pass rows of tokens on the GPU" if width is None else self._why_plain(given, mark)
+        self._owner.skipped = self._owner.skipped or why
+        if width is None or why is not None or not self._is_ready(mark, tensors, options):
             return self._plain(*args, **kwargs)
         padded = self._padded(tensors, self._wider(width))
         call = self._captured(padded, options)
@@ -280,6 +283,15 @@ class GraphedEncoder:
             return self._plain(*args, **kwargs)
         self._restore_places()
         return call(padded, width)
+
+    def _why_plain(self, rest: Mapping[str, Any], mark: Hashable | None) -> str | None:
+        """Return why a call with these further arguments is not captured; None if it can be."""
+        name = next((n for n, v in rest.items() if v is not None and v is not False and n not in IGNORED), None)
+        if name is not None:
+            return f"they pass {name} to {type(self.module).__name__}"
+        if self._previous is not None and "_original_forward" not in vars(self.module):
+            return f"forward of {type(self.module).__name__} was replaced"  # by neither transformers nor accelerate
+        return f"hooks listen to {type(self.module).__name__}" if mark is None else None
 
     def _width(self, tensors: Mapping[str, torch.Tensor]) -> int | None:
         """Return the width of a batch of rows on the right device; None for any other arguments."""
@@ -323,11 +335,8 @@ class GraphedEncoder:
             padded[name] = functional.pad(tensor, (0, 0, 0, extra) if tensor.ndim == 3 else (0, extra), value=value)
         return padded
 
-    def _is_ready(self, tensors: dict[str, torch.Tensor], options: dict[str, Any]) -> bool:
+    def _is_ready(self, mark: Hashable, tensors: dict[str, torch.Tensor], options: dict[str, Any]) -> bool:
         """Return whether the encoder can be captured as it is now. The first time, and after a change, it is compared."""
-        mark = self._fingerprint.of_call()
-        if mark is None or (self._previous is not None and "_original_forward" not in vars(self.module)):
-            return False  # a hook of the user, or a forward that neither transformers nor accelerate put there
         if mark != self._mark:
             self.free()
             wrong = why_not_captured_encoder(self.module) or self._prove(tensors, options)
@@ -368,30 +377,59 @@ class GraphedEncoder:
     def _capture(self, tensors: dict[str, torch.Tensor], options: dict[str, Any], slot: Slot) -> CapturedCall:
         """Return a new captured call. If that fails, everything runs plain from then on."""
         self._restore_places()
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        if not self._places:
-            self._places = [(p, p.detach()) for p in self.module.parameters()]
-            self._gradients = {p: torch.zeros_like(p) for p in trained}
+        if not self._aliases:
+            self._aliases = {p: nn.Parameter(p.detach(), p.requires_grad) for p in self.module.parameters()}
+        weights = {p: alias for p, alias in self._aliases.items() if alias.requires_grad}
+        for alias in weights.values():
+            alias.grad = torch.zeros_like(alias) if alias.grad is None else alias.grad
         first = next(iter(tensors.values()))
+        distances: dict[Any, Any] = {}
 
         def run(inputs: dict[str, torch.Tensor]) -> Any:
-            return self._plain(**inputs, **options)
+            with self._capturable(distances):
+                return self._plain(**inputs, **options)
 
         capture = self._owner.capture
         with generators_unchanged(first.device):
             try:
-                return CapturedCall(run, tensors, self._gradients, slot, capture)
+                return CapturedCall(run, tensors, weights, slot, capture)
             except Exception as error:  # of transformers, PEFT or CUDA: the plain call works
                 capture.recover(first.device)
                 self._owner.close(capture_failure(error))
                 raise RuntimeError(capture_failure(error)) from error
 
+    @contextmanager
+    def _capturable(self, distances: dict[Any, Any]) -> Iterator[None]:
+        """Let the module compute with the aliases of its weights, and with distances that are computed once."""
+
+        def once(module: nn.Module, name: str) -> Callable[..., Any]:
+            method, key = getattr(module, name), (module, name)
+
+            def computed(*args: Any, **kwargs: Any) -> Any:
+                if key not in distances:
+                    found = method(*args, **kwargs)
+                    distances[key] = None if found is None else found.to(next(iter(self._aliases)).device)
+                return distances[key]
+
+            return computed
+
+        with ExitStack() as undo:
+            for module in self.module.modules():
+                table = module._parameters
+                undo.callback(table.update, dict(table))
+                table.update({n: self._aliases[p] for n, p in table.items() if p is not None})
+                for name in HOST_WORK:
+                    if hasattr(type(module), name):
+                        undo.callback(replace_method(module, name, once(module, name)))
+            yield
+
+    @torch.no_grad()
     def _restore_places(self) -> None:
         """Move weights back to the memory that the graphs read, after `parameter.data = ...` put others in their place."""
-        for parameter, place in self._places:
-            if parameter.data_ptr() != place.data_ptr():
-                place.copy_(parameter.detach())
-                parameter.data = place
+        for parameter, alias in self._aliases.items():
+            if parameter.data_ptr() != alias.data_ptr():
+                alias.copy_(parameter)
+                parameter.data = alias.data
 
     def _prove(self, tensors: dict[str, torch.Tensor], options: dict[str, Any]) -> str | None:
         """Return how captured calls differ from plain ones; None if they don't, with padding to few widths or without."""
@@ -445,6 +483,8 @@ class ModelGraphs:
     def __init__(self, model: nn.Module, *, half: bool = False, capture: Any = None) -> None:
         self.model, self.half, self.capture = model, half, capture or CudaCapture()
         self.captures = 0
+        self.skipped: str | None = None
+        """Why some training calls were not captured."""
         kinds = {type(m) for m in model.modules() if type(m).__module__.startswith("transformers.models.")}
         self.ignores_padding = any(kind.__name__.endswith(IGNORES_PADDING) for kind in kinds)
         """Whether the head reads nothing at padding. There, DeBERTa's outputs depend on the width."""
@@ -510,6 +550,10 @@ def why_not_captured_encoder(encoder: nn.Module) -> str | None:
     if getattr(config, "_attn_implementation", "eager") not in ("eager", "sdpa"):
         return f"{config._attn_implementation} reads the lengths of rows back from the GPU"
     return why_not_by_config(encoder) or why_not_original(encoder, ())
+
+
+def _gradients(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [gradient for leaf in leaves if (gradient := leaf.grad) is not None]
 
 
 def _columns(tensor: torch.Tensor, width: int) -> torch.Tensor:

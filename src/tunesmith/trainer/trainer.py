@@ -533,7 +533,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def _in_use(self) -> Any:
         """Return what a line about speedups was written for: it is written again when this changes."""
-        return self._packed and self._packed.on, self._graphs and self._graphs.off
+        return self._packed and self._packed.on, self._graphs and (self._graphs.off, self._graphs.skipped)
 
     def _why_no_speedups(self) -> str | None:
         args = self.args
@@ -558,6 +558,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         elif self._graphs is not None:
             off = {GRAPHS: self._graphs.off, **off}
         reasons = [f"{name[0].upper()}{name[1:]} is off because {reason}." for name, reason in off.items()]
+        if self._graphs is not None and self._graphs.off is None and self._graphs.skipped is not None:
+            reasons.append(f"Some calls run without it because {self._graphs.skipped}.")
         return " ".join([f"Speedups: {', '.join(on) or 'none'}.", *reasons])
 
     @contextlib.contextmanager

@@ -20,6 +20,7 @@ from tunesmith import Trainer
 from tunesmith.errors import NumericsError
 from tunesmith.speedups import model_graphs
 from tunesmith.speedups.model_graphs import ModelGraphs, encoders_of
+from tunesmith.speedups.verify import float_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 SIZES = {
@@ -35,6 +36,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.recorded: list[str] = []
+        self.recording = False
         self.replayed = 0
         self.fails: Exception | None = None
         self.factor = 1.0
@@ -66,7 +68,9 @@ class StandIn:
             with torch.enable_grad():
                 return work()
 
+        self.recording = True
         results = run()
+        self.recording = False
 
         def replay() -> None:
             self.replayed += 1
@@ -237,6 +241,110 @@ def test_backward_can_run_twice_until_the_next_forward_pass() -> None:
             old.backward()
 
 
+@pytest.mark.parametrize("output", ["tuple", "hidden states", "both"])
+def test_outputs_have_the_form_that_the_caller_asked_for(output: str) -> None:
+    model, plain, graphs = pair(make_model().bert)
+    batch = make_batch(5, 9)
+    del batch["labels"]
+    options = {"return_dict": output == "hidden states", "output_hidden_states": output != "tuple"}
+    with graphs.active():
+        found, expected = model(**batch, **options), plain(**batch, **options)
+        for one in (found, expected):
+            last = one.hidden_states if output == "hidden states" else one[-1]
+            sum(part.pow(2).mean() for part in (one[0], *last)).backward()
+    assert type(found) is type(expected)
+    torch.testing.assert_close(list(float_tensors(found)), list(float_tensors(expected)))
+    assert_equal_gradients(model, plain)
+    assert graphs.capture.replayed >= 2
+
+
+def test_gradient_hooks_are_called_once() -> None:
+    model, plain, graphs = pair(make_model())
+    with graphs.active():
+        for one in (model, plain):
+            one.get_input_embeddings().weight.register_hook(lambda gradient: 2 * gradient)
+            one(**make_batch(5, 9)).loss.backward()
+    assert graphs.capture.replayed >= 2
+    assert_equal_gradients(model, plain)
+
+
+def leaves_of(tensors: list[torch.Tensor]) -> set[torch.Tensor]:
+    """Return the leaves that autograd's graph of these tensors reaches."""
+    nodes, found = [t.grad_fn for t in tensors if t.grad_fn is not None], set()
+    seen: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if node not in seen:
+            seen.add(node)
+            found |= {node.variable} if hasattr(node, "variable") else set()
+            nodes += [following for following, _ in node.next_functions if following is not None]
+    return found
+
+
+def test_captured_passes_do_not_reach_the_parameters_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter's autograd node that another pass keeps alive would join its stream to the capture."""
+    model, _, graphs = pair(Siamese())
+    reached: set[torch.Tensor] = set()
+    own = model_graphs.CapturedCall._forward
+
+    def forward(self: Any) -> Any:
+        outputs = own(self)
+        reached.update(leaves_of(self._live))
+        return outputs
+
+    monkeypatch.setattr(model_graphs.CapturedCall, "_forward", forward)
+    with graphs.active():
+        model(make_batch(5, 9), make_batch(7, 3)).backward()
+    assert reached
+    assert not reached & set(model.parameters())
+    assert all(p.grad is not None for p in model.encoder.encoder.parameters())
+
+
+def test_warm_up_uses_the_mask_that_a_capture_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers skips the mask of a batch without padding, but not while a CUDA graph is captured."""
+    model, _, graphs = pair(make_model())
+    masks, own = [], functional.scaled_dot_product_attention
+
+    def attend(*args: Any, attn_mask: Any = None, **options: Any) -> torch.Tensor:
+        masks.append(attn_mask)
+        return own(*args, attn_mask=attn_mask, **options)
+
+    def warm_up(work: Any) -> None:
+        masks.clear()
+        work()
+        assert masks
+        assert all(mask is not None for mask in masks)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(graphs.capture, "warm_up", warm_up)
+    with graphs.active():
+        model(**make_batch(16, 16)).loss.backward()
+    assert graphs.captures == 1
+
+
+@pytest.mark.parametrize(("kind", "method"), [("deberta-v2", "get_rel_pos"), ("mpnet", "relative_position_bucket")])
+def test_distances_are_not_computed_during_a_capture(kind: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both copy values from the host, which a capture refuses."""
+    options = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "share_att_key": True}
+    model, plain, graphs = pair(make_model(kind, **(options if kind == "deberta-v2" else {})))
+    encoder = type(encoders_of(model)[0].encoder)
+    own = getattr(encoder, method)
+
+    def compute(*args: Any, **given: Any) -> Any:
+        assert not graphs.capture.recording
+        return own(*args, **given)
+
+    monkeypatch.setattr(encoder, method, staticmethod(compute) if kind == "mpnet" else compute)
+    with graphs.active():
+        for batch in (make_batch(5, 9), make_batch(30, 4)):
+            for one in (model, plain):
+                one.zero_grad()
+                one(**batch).loss.backward()
+            assert_equal_gradients(model, plain)
+    assert graphs.off is None
+    assert graphs.captures == 2
+
+
 def test_gradients_of_input_embeddings_reach_the_caller() -> None:
     model, plain, graphs = pair(make_model())
     found = []
@@ -359,7 +467,13 @@ def test_failed_later_capture_keeps_current_pass() -> None:
     assert graphs.off == "no"
 
 
-@pytest.mark.parametrize("how", ["eval", "no_grad", "hook", "hidden states", "forward", "4-D mask"])
+SKIPPED = {
+    "eval": None, "no_grad": None, "hook": "hooks listen to BertModel", "attentions": "they pass output_attentions to BertModel",
+    "forward": "forward of BertModel was replaced", "4-D mask": "they don't pass rows of tokens on the GPU",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", list(SKIPPED))
 def test_calls_that_cannot_be_replayed_run_plain(how: str) -> None:
     model, plain, graphs = pair(make_model())
     batch = make_batch(5, 9)
@@ -368,8 +482,9 @@ def test_calls_that_cannot_be_replayed_run_plain(how: str) -> None:
             one.eval()
         if how == "hook":
             one.bert.encoder.layer[0].register_forward_hook(lambda *_: None)
-        if how == "hidden states":
-            batch["output_hidden_states"] = True
+        if how == "attentions":
+            one.set_attn_implementation("eager")
+            batch["output_attentions"] = True
         if how == "4-D mask":
             batch["attention_mask"] = torch.ones(2, 1, 1, 9)
         if how == "forward":
@@ -380,6 +495,7 @@ def test_calls_that_cannot_be_replayed_run_plain(how: str) -> None:
     torch.testing.assert_close(found.logits, expected.logits)
     assert graphs.capture.replayed == 0
     assert graphs.off is None
+    assert graphs.skipped == SKIPPED[how]
 
 
 @pytest.mark.parametrize(
@@ -535,6 +651,19 @@ def test_trainer_reports_a_failed_capture_once(tmp_path: Path, stand_in: StandIn
     assert lines.count("CUDA graph of the encoder is off because") == 1
     assert stand_in.replayed == 0
     assert math.isfinite(ours.state.log_history[-1]["train_loss"])
+
+
+@pytest.mark.trains
+def test_trainer_reports_calls_without_graphs_once(tmp_path: Path, stand_in: StandIn) -> None:
+    class Attentions(Weighted):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+            return super().compute_loss(model, {**inputs, "output_attentions": True}, *args, **options)
+
+    model = make_model()
+    model.set_attn_implementation("eager")
+    train(Attentions, tmp_path, model)
+    lines = (tmp_path / "journal.jsonl").read_text()
+    assert lines.count("Some calls run without it because they pass output_attentions to BertModel.") == 1
 
 
 @pytest.mark.trains
