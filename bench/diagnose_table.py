@@ -131,7 +131,7 @@ def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, fou
     """Determine the right verdicts from the cause; a harmless cause is healthy, a run at chance level is not."""
     cause = key[2]
     right, harm = CAUSES[cause].right, "made so"
-    learnt = gain_of_score(test).z > SIGMAS
+    learned = gain_of_score(test).z > SIGMAS
     if cause in MADE_WELL:
         few = curves.last_step < FEWEST_STEPS
         right, harm = (NOT_HEALTHY, "at chance") if is_at_chance(curves) else ((*right, *LATE) if few else right, "")
@@ -141,7 +141,7 @@ def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, fou
             right, harm = (*right, *RISEN), "risen"
     elif cause in COMPARED or CAUSES[cause].right == RISEN:
         harm = _rise_on_test(curves, test) if CAUSES[cause].right == RISEN else _worse_than_usual(key, test, found)
-        harm = harm or ("" if learnt else "at chance")
+        harm = harm or ("" if learned else "at chance")
         right = right if harm else ("healthy", *right)
     findings = diagnose_with(curves, run["options"], run["summary"])
     return Run(key, run["options"], run["summary"], curves, findings, test, right, harm)

@@ -36,7 +36,7 @@ def choose_labels(probabilities: Any, task: Task, thresholds: Sequence[float] | 
     return (probabilities if thresholds is None else probabilities / tuple(thresholds)).argmax(axis=-1)
 
 
-UNLABELLED = -1
+UNLABELED = -1
 """The label id of an unlabeled example (GLUE test splits)."""
 
 

@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from tunesmith.config.load import SHORT_NAMES
 from tunesmith.config.options import RunConfig, list_options
-from tunesmith.data.tables import columns_table, labelled_table, refuse_labels_as_text, text_columns_of
+from tunesmith.data.tables import columns_table, labeled_table, refuse_labels_as_text, text_columns_of
 from tunesmith.errors import ConfigError, name_the_extra, nearest
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import predicted_names
@@ -66,7 +66,7 @@ def finetune(
         if labels is not None:
             if len(names := tuple(text_columns_of(rows))) > 2:
                 options.setdefault("text_column_names", names)
-            rows = labelled_table(rows, labels)
+            rows = labeled_table(rows, labels)
         tables = {"train_data": rows, "validation_data": validation_data, "test_data": test_data}
         return _train(config, observer, **tables, **options)
     except ModuleNotFoundError as error:

@@ -116,11 +116,11 @@ def check_add_norm_dropout() -> None:
     kept = torch.stack([_kept(rows, width, drop, call) for call in range(4)]).double()
     error = (drop * (1 - drop) / kept.numel()) ** 0.5
     say("dropout share kept in standard errors", abs(float(kept.mean()) - (1 - drop)) / error, 4)
-    centred = (kept - (1 - drop)) / (drop * (1 - drop)) ** 0.5
+    centered = (kept - (1 - drop)) / (drop * (1 - drop)) ** 0.5
     for name, product in {
-        "columns": centred[:, :, 1:] * centred[:, :, :-1],
-        "rows": centred[:, 1:] * centred[:, :-1],
-        "seeds": centred[1:] * centred[:-1],
+        "columns": centered[:, :, 1:] * centered[:, :, :-1],
+        "rows": centered[:, 1:] * centered[:, :-1],
+        "seeds": centered[1:] * centered[:-1],
     }.items():
         say(f"dropout of neighboring {name} in standard errors", abs(float(product.mean())) * product.numel() ** 0.5, 4)
 

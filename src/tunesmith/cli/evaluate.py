@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from tunesmith.cli.console import Console
-    from tunesmith.data.read import read_labelled
+    from tunesmith.data.read import read_labeled
     from tunesmith.data.render import input_columns
     from tunesmith.data.rows import Columns
     from tunesmith.errors import DataError
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     text = text_columns(args, facts, args.test_file)
     columns = Columns(text, args.label_column_name or facts.label_column or "label", facts.labels.task)
     options = reading_options(args) | {"merge_label_variants": args.merge_label_variants}
-    dataset = read_labelled(Path(args.test_file), columns=columns, labels=facts.labels, **options)
+    dataset = read_labeled(Path(args.test_file), columns=columns, labels=facts.labels, **options)
     names = args.metric_name.split(",") if args.metric_name else facts.metrics
     glue = None if names else facts.glue_task
     labels = facts.labels

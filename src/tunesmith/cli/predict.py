@@ -168,7 +168,7 @@ def _read_columns(facts: Any, args: argparse.Namespace, console: Any) -> tuple[d
 
         text = chosen_names(args, facts) or ("text",)
         return read_whole(args.input, plain_options(options)), tuple(text)
-    from tunesmith.data.read import read_unlabelled
+    from tunesmith.data.read import read_unlabeled
     from tunesmith.data.render import input_columns
     from tunesmith.data.text_files import read_stdin
 
@@ -176,7 +176,7 @@ def _read_columns(facts: Any, args: argparse.Namespace, console: Any) -> tuple[d
     if args.input == "-":
         source = read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")})
     text = text_columns(args, facts, source)
-    found = read_unlabelled(source, text=text, on_progress=partial(console.progress, "reading"), **options)
+    found = read_unlabeled(source, text=text, on_progress=partial(console.progress, "reading"), **options)
     added = set(input_columns(text)) - set(text)
     return {name: found.dataset[name][:] for name in found.column_names if name not in added}, text
 
@@ -286,14 +286,14 @@ def _calibrate(predictor: Any, args: argparse.Namespace) -> Any:
     """Read the labeled examples of --calibration_file, on which thresholds are chosen."""
     import numpy as np
 
-    from tunesmith.data.read import read_labelled
+    from tunesmith.data.read import read_labeled
     from tunesmith.data.render import input_columns
     from tunesmith.data.rows import Columns
 
     facts = predictor.facts
     text = text_columns(args, facts, args.calibration_file)
     columns = Columns(text, args.label_column_name or facts.label_column or "label", facts.labels.task)
-    dataset = read_labelled(Path(args.calibration_file), columns=columns, labels=facts.labels, **reading_options(args))
+    dataset = read_labeled(Path(args.calibration_file), columns=columns, labels=facts.labels, **reading_options(args))
     texts = [list(dataset[name]) for name in input_columns(text)]
     return predictor.with_calibration(texts, np.asarray(dataset["labels"]))
 

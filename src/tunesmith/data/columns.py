@@ -29,7 +29,7 @@ from tunesmith.data.labels import (
 from tunesmith.data.render import input_columns
 from tunesmith.data.rows import Columns, Source
 from tunesmith.errors import ConfigError, DataError, first_few
-from tunesmith.labels import UNLABELLED, Task
+from tunesmith.labels import UNLABELED, Task
 
 PAIRS = (
     *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")),
@@ -400,7 +400,7 @@ def _choose_task(
         fix = "Set a different --label_column_name, or --do_regression true for scores."
         raise DataError(f"column {label!r} has over 10,000 different values", where=source.origin, fix=fix)
     names = class_names(source, label)
-    values = {normalize_label(value) if merge else value for value in survey.counts.keys() - {str(UNLABELLED)}}
+    values = {normalize_label(value) if merge else value for value in survey.counts.keys() - {str(UNLABELED)}}
     count = len(names or values)
     many = count > (max(30, survey.rows // 2) if label.lower().strip().rpartition(".")[2] in LABELS else 12)
     if do_regression is None and names is None and many and survey.numbers == survey.rows:

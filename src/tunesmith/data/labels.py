@@ -26,7 +26,7 @@ import numpy as np
 
 from tunesmith.data.rows import TARGETS, Columns, Ints, Part, Source
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
-from tunesmith.labels import UNLABELLED, LabelMap, Task, fold_label, match_names
+from tunesmith.labels import UNLABELED, LabelMap, Task, fold_label, match_names
 from tunesmith.models.files import library_bars_off
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def normalize_label(name: str) -> str:
 ENCODED = "labels"
 SUM_TOLERANCE = 0.01
 SHOWN = 4
-_UNLABELLED_NAME = str(UNLABELLED)
+_UNLABELED_NAME = str(UNLABELED)
 _TYPO_SHARE = 200
 
 
@@ -318,12 +318,12 @@ def encode_labels(
         if len(train_scores) > 1 and len(train_scores.unique()) == 1 and not rules.allow_single:
             raise _nothing_to_learn(sources["train"], column, f"label {train_scores[0].as_py():g}")
         return LabelMap((column,), Task.REGRESSION), _with_labels(sources, scores)
-    labelled = {split: source for split, source in sources.items() if column in source.column_names}
+    labeled = {split: source for split, source in sources.items() if column in source.column_names}
     if columns.task is not Task.MULTILABEL and next(iter(sources.values())).label_parts(column):
         return _encode_probabilities(sources, column, rules)
-    surveys = {split: survey_labels(source, column) for split, source in labelled.items()}
-    first = "train" if "train" in labelled else next(iter(labelled))
-    train, multilabel = labelled[first], columns.task is Task.MULTILABEL
+    surveys = {split: survey_labels(source, column) for split, source in labeled.items()}
+    first = "train" if "train" in labeled else next(iter(labeled))
+    train, multilabel = labeled[first], columns.task is Task.MULTILABEL
     if multilabel:
         _refuse_indicators(train, column, surveys[first])
     naming = _choose_names(train, columns, surveys[first], rules)
@@ -331,9 +331,9 @@ def encode_labels(
         own = naming.names != columns.default_names and match_names(rules.head_names, naming.names) is None
         free = own and rules.names is None and class_names(train, column) is None
         naming = _put_positive_last(naming, surveys[first].counts, rules.positive, free=free)
-    for split, source in labelled.items():
-        unlabelled = split.startswith("test") and not multilabel
-        _check_split(source, column, surveys[split], naming, unlabelled_allowed=unlabelled, is_train=split == first)
+    for split, source in labeled.items():
+        unlabeled = split.startswith("test") and not multilabel
+        _check_split(source, column, surveys[split], naming, unlabeled_allowed=unlabeled, is_train=split == first)
     if multilabel:
         lists = {split: encode_lists(source, column, naming.values) for split, source in sources.items()}
         return LabelMap(naming.names, Task.MULTILABEL), _with_labels(sources, lists)
@@ -362,10 +362,10 @@ def _ids(source: Source, column: str, naming: Naming) -> Any:
     import pyarrow.compute as pc
 
     if column not in source.column_names:
-        return pa.array(np.full(source.dataset.num_rows, UNLABELLED, dtype=np.int64))
+        return pa.array(np.full(source.dataset.num_rows, UNLABELED, dtype=np.int64))
     values = pa.array(naming.values, pa.string())
     found = [pc.index_in(batch.names, value_set=values) for batch in label_batches(source, column)]
-    return pc.fill_null(pa.chunked_array(found).combine_chunks(), UNLABELLED).cast(pa.int64())
+    return pc.fill_null(pa.chunked_array(found).combine_chunks(), UNLABELED).cast(pa.int64())
 
 
 def _with_labels(sources: Mapping[str, Source], labels: Mapping[str, Any]) -> dict[str, Dataset]:
@@ -413,7 +413,7 @@ def _encode_probabilities(
     encoded = {}
     for split, source in sources.items():
         if not source.has_label(column):
-            ids = pa.array(np.full(source.dataset.num_rows, UNLABELLED, dtype=np.int64))
+            ids = pa.array(np.full(source.dataset.num_rows, UNLABELED, dtype=np.int64))
             encoded[split] = add_column(source.dataset, ENCODED, ids)
             continue
         table = _read_probabilities(source, naming.values)
@@ -487,7 +487,7 @@ def _choose_names(train: Source, columns: Columns, survey: Survey, rules: LabelR
     If neither names nor a ClassLabel are set and the names are those of the model's head, its order is used.
     """
     column, default_names = columns.label, columns.default_names
-    found = [name for name in survey.counts if name != _UNLABELLED_NAME or name in (rules.names or ())]
+    found = [name for name in survey.counts if name != _UNLABELED_NAME or name in (rules.names or ())]
     features = class_names(train, column)
     if rules.names is not None:
         return _given_names(rules.names, features or found, train, column)
@@ -555,7 +555,7 @@ def _put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | N
 
 
 def _check_split(
-    source: Source, column: str, survey: Survey, naming: Naming, *, unlabelled_allowed: bool, is_train: bool
+    source: Source, column: str, survey: Survey, naming: Naming, *, unlabeled_allowed: bool, is_train: bool
 ) -> None:
     """Refuse missing, unlabeled and unknown labels with their first row."""
     if survey.first_missing is not None:
@@ -565,8 +565,8 @@ def _check_split(
         if value in naming.values:
             continue
         where = source.where(row, column)
-        if value == _UNLABELLED_NAME:
-            if unlabelled_allowed:
+        if value == _UNLABELED_NAME:
+            if unlabeled_allowed:
                 continue
             fix = f"Remove such rows, or set --label_names={','.join((value, *naming.values[:20]))} if -1 is a class."
             raise DataError(f"-1 means unlabeled, which {source.name} rows cannot be", where=where, fix=fix)
@@ -644,7 +644,7 @@ def read_scores(source: Source, column: str, *, is_test: bool) -> Any:
     if column not in source.column_names:
         return pa.array(np.full(source.dataset.num_rows, np.nan, dtype=np.float32))
     scores = _read_numbers(source, column)
-    if is_test and (scores == UNLABELLED).all():
+    if is_test and (scores == UNLABELED).all():
         scores = np.full_like(scores, np.nan)
     rounded = scores.astype(np.float32)
     lost = np.abs(scores - rounded)
@@ -792,8 +792,8 @@ def respell_labels(sources: Mapping[str, Source], label: str, notes: list[str], 
 
     With `merge_variants`, each label gets one spelling: that of the listed names, else the most frequent one in train.
     """
-    labelled = {split: source for split, source in sources.items() if label in source.column_names}
-    counts = {split: survey_labels(source, label).counts for split, source in labelled.items()}
+    labeled = {split: source for split, source in sources.items() if label in source.column_names}
+    counts = {split: survey_labels(source, label).counts for split, source in labeled.items()}
     every = {name: 0 for found in counts.values() for name in found} | counts.get("train", {})
     names = rules.names or ()
     changed: dict[str, str] = {}
@@ -809,7 +809,7 @@ def respell_labels(sources: Mapping[str, Source], label: str, notes: list[str], 
     elif every and not any(name == name.strip() or name in names for name in every):
         notes.append("All labels have spaces around them, which are removed.")
         changed = {name: name.strip() for name in every}
-    return {**sources, **{split: _respell(source, label, changed) for split, source in labelled.items()}}
+    return {**sources, **{split: _respell(source, label, changed) for split, source in labeled.items()}}
 
 
 def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:

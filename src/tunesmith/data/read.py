@@ -66,7 +66,7 @@ from tunesmith.data.text_files import (
     has_quoted_cells,
     kind_of_file,
     readable,
-    recognise_lines,
+    recognize_lines,
     refuse_other_content,
     sniff_dialect,
     text_blocks,
@@ -329,7 +329,7 @@ def _sample(parts: dict[str, Part], notes: list[str], task: Task, config: RunCon
     return drawn
 
 
-def read_unlabelled(
+def read_unlabeled(
     source: Any,
     *,
     text: Sequence[str],
@@ -352,7 +352,7 @@ def read_unlabelled(
     return rows
 
 
-def read_labelled(
+def read_labeled(
     source: Any,
     *,
     columns: Columns,
@@ -363,7 +363,7 @@ def read_labelled(
     **reading: Any,
 ) -> Dataset:
     """Read rows to evaluate a trained model on. "labels" are encoded with the model's label names; -1 stays unlabeled."""
-    rows = read_unlabelled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
+    rows = read_unlabeled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
     names = None if labels.task is Task.REGRESSION else labels.names
     rows = unwrap_single_labels({name: rows}, columns)[name]
     rules = LabelRules(names, merge_variants=merge_label_variants, allow_single=True)
@@ -445,7 +445,7 @@ def read_source(
         how = (kind, gzipped, check_encoding(encoding), dialect, skip_bad_rows, sheet_name)
         file = _File(path, file_version(path), origin, *how)
         if kind == "lines":
-            kind, dialect = recognise_lines(file.first_text(), origin)
+            kind, dialect = recognize_lines(file.first_text(), origin)
             file = replace(file, kind=kind, dialect=dialect)
         if dialect is not None and not dialect.sure:
             file = replace(file, dialect=sniff_dialect(file.first_text(), dialect))
@@ -606,7 +606,7 @@ def remove_bad_rows(
     skip, named = config.skip_bad_rows, config.label_names or ()
     for split, source in sources.items():
         source = _without_empty_end(source, notes)
-        if split.startswith("test") and _is_unlabelled(source, columns.label, named):
+        if split.startswith("test") and _is_unlabeled(source, columns.label, named):
             source = source.with_cells(source.dataset.remove_columns([columns.label]))
         found, placeholders = _text_reasons(source, columns.text, allow_empty_text=config.allow_empty_text)
         if placeholders and not skip:
@@ -652,7 +652,7 @@ def _is_missing_word(name: str) -> bool:
     return name.strip().lower() in MISSING_WORDS
 
 
-def _is_unlabelled(source: Source, label: str | None, label_names: Sequence[str]) -> bool:
+def _is_unlabeled(source: Source, label: str | None, label_names: Sequence[str]) -> bool:
     """Return whether the label column exists and all of its cells are empty or words for a missing value."""
     if label is None or label not in source.column_names or is_list_type(source.type_of(label)):
         return False

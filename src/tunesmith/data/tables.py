@@ -64,7 +64,7 @@ def refuse_labels_as_text(columns: Mapping[str, Sequence[Any]], labels: Sequence
             raise DataError(f"the text column {name!r} equals the labels", fix=fix)
 
 
-def labelled_table(texts: Any, labels: Any) -> Any:
+def labeled_table(texts: Any, labels: Any) -> Any:
     """Return a table with the text columns and the column "label", for `read_source`."""
     columns: dict[str, Any] = dict(text_columns_of(texts))
     values = _plain_list(labels)

@@ -413,7 +413,7 @@ def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
         raise DataError(problem, where=f"{origin}:1", fix=f"Set --delimiter {likely}.")
 
 
-def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
+def recognize_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
     """("jsonl" | "csv" | "tsv", its dialect) of a file that begins with this text."""
     if "\0" in head:
         problem, fix = describe_nul(head)

@@ -725,11 +725,11 @@ def cannot_tell(reading: Reading, f: Features) -> tuple[str, list[str]] | None:
     sample = None if reading.rows is None else reading.rows.train[-1]
     if reading.rows is None or sample is None or f.score_z > ABOVE_CONSTANT or reading.rows_evaluated >= ENOUGH_ROWS:
         return None
-    gain, learnt, rows = reading.rows.score_gain(), gain_of_score(sample), reading.rows_evaluated
+    gain, learned, rows = reading.rows.score_gain(), gain_of_score(sample), reading.rows_evaluated
     error = max(gain.error, 1 / max(1, rows))
-    if not (learnt.z > 3 or f.train < 0.5) or not gain.size + 2 * error >= learnt.size / 2:
+    if not (learned.z > 3 or f.train < 0.5) or not gain.size + 2 * error >= learned.size / 2:
         return None
-    needed = math.ceil(rows * (2.5 * error / max(gain.size, learnt.size / 4, 0.02)) ** 2)
+    needed = math.ceil(rows * (2.5 * error / max(gain.size, learned.size / 4, 0.02)) ** 2)
     evidence = (
         f"{against_constant(reading)}: {rows} validation examples are too few to tell whether the model is better"
     )

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from tunesmith import __version__
 from tunesmith.config.load import load_config
 from tunesmith.data.batches import padding_of
-from tunesmith.data.read import read_labelled
+from tunesmith.data.read import read_labeled
 from tunesmith.data.render import input_columns
 from tunesmith.data.rows import Columns
 from tunesmith.data.tokenize import encode_texts
@@ -244,7 +244,7 @@ def rows_of_run(run: RunDir, facts: ModelFacts) -> EvidenceRows:
 def rows_of_file(test_file: str, facts: ModelFacts) -> EvidenceRows:
     """Read rows from a file: for a model folder that is not in its run."""
     columns = Columns(facts.text_columns or ("text",), facts.label_column or "label", facts.labels.task)
-    texts, labels = _labeled(read_labelled(Path(test_file), columns=columns, labels=facts.labels), facts)
+    texts, labels = _labeled(read_labeled(Path(test_file), columns=columns, labels=facts.labels), facts)
     if not len(labels):
         raise ConfigError("has no labeled row", where=test_file)
     return EvidenceRows("test", texts, labels)

@@ -33,7 +33,7 @@ class ReliabilityBin:
 
 def reliability_bins(probabilities: Any, references: Any, *, num_bins: int = 15) -> tuple[ReliabilityBin, ...]:
     """Return the non-empty bins of equal width, lowest confidence first; () without labeled examples."""
-    table, labels = _labelled(probabilities, references)
+    table, labels = _labeled(probabilities, references)
     if len(table) == 0:
         return ()
     top, right = table.max(axis=1), table.argmax(axis=1) == labels
@@ -57,7 +57,7 @@ def expected_calibration_error(probabilities: Any, references: Any, *, num_bins:
     return sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / total if total else None
 
 
-def _labelled(probabilities: Any, references: Any) -> tuple[Array, Array]:
+def _labeled(probabilities: Any, references: Any) -> tuple[Array, Array]:
     """Return (n, classes) probabilities and ids of the labeled examples; a single column is the probability of label 1."""
     table, labels = to_numpy(probabilities).astype(np.float64), to_numpy(references)
     if table.ndim == 1:

@@ -103,9 +103,9 @@ def row_losses(task: Task, logits: Any, labels: Any) -> Array:
             return np.asarray(parts.mean(axis=1), np.float64)
         shifted = scores - scores.max(axis=1, keepdims=True)
         whole = np.log(np.exp(shifted).sum(axis=1))
-        labelled = known >= 0
-        at = np.where(labelled, known, 0).astype(np.int64)
-        return np.where(labelled, whole - shifted[np.arange(len(known)), at], np.nan)
+        labeled = known >= 0
+        at = np.where(labeled, known, 0).astype(np.int64)
+        return np.where(labeled, whole - shifted[np.arange(len(known)), at], np.nan)
 
 
 def infer_task(logits: Any, labels: Any) -> Task | None:
@@ -209,9 +209,9 @@ def keep_rows(constant: BestConstant, logits: Any, labels: Any, most: int = MOST
     """Return the evidence of these rows; None if none has a label."""
     scores, known = np.asarray(logits, np.float64), np.asarray(labels)
     task = constant.task
-    labelled = np.isfinite(known.reshape(len(known), -1).astype(np.float64)).all(axis=1)
-    labelled &= (known.reshape(len(known), -1) >= 0).all(axis=1) | (task is Task.REGRESSION)
-    at = np.flatnonzero(labelled)
+    labeled = np.isfinite(known.reshape(len(known), -1).astype(np.float64)).all(axis=1)
+    labeled &= (known.reshape(len(known), -1) >= 0).all(axis=1) | (task is Task.REGRESSION)
+    at = np.flatnonzero(labeled)
     if not len(at):
         return None
     if len(at) > most:
@@ -229,7 +229,7 @@ def keep_rows(constant: BestConstant, logits: Any, labels: Any, most: int = MOST
     else:
         confidence = softmax(scores).max(axis=1)
         predictions = np.argmax(np.nan_to_num(scores), axis=1)
-    return RowEvidence(constant, known, predictions, row_losses(task, scores, known), confidence, int(labelled.sum()))
+    return RowEvidence(constant, known, predictions, row_losses(task, scores, known), confidence, int(labeled.sum()))
 
 
 def _columns(task: Task) -> dict[str, str]:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.errors import ConfigError, DataError, nearest
-from tunesmith.labels import UNLABELLED, Task, choose_labels
+from tunesmith.labels import UNLABELED, Task, choose_labels
 
 Array = npt.NDArray[Any]
 Limits = tuple[float, float]
@@ -83,12 +83,12 @@ def wilson_limits(share: Array | float, n: Array | float) -> tuple[Array, Array]
     z = Z
     share, n = np.asarray(share, np.float64), np.asarray(n, np.float64)
     safe = np.where(n > 0, n, 1.0)
-    centre = (share + z**2 / (2 * safe)) / (1 + z**2 / safe)
+    center = (share + z**2 / (2 * safe)) / (1 + z**2 / safe)
     # Rounding may make the radicand negative if share is 0 or 1.
     spread = np.sqrt(np.maximum(share * (1 - share), 0.0) / safe + z**2 / (4 * safe**2))
     half = z / (1 + z**2 / safe) * spread
-    low = np.where(share <= 0, 0.0, np.maximum(centre - half, 0.0))
-    high = np.where(share >= 1, 1.0, np.minimum(centre + half, 1.0))
+    low = np.where(share <= 0, 0.0, np.maximum(center - half, 0.0))
+    high = np.where(share >= 1, 1.0, np.minimum(center + half, 1.0))
     return np.where(n > 0, low, 0.0), np.where(n > 0, high, 1.0)
 
 
@@ -116,9 +116,9 @@ def combine_limits(values: Array, low: Array, high: Array, correlation: Array | 
     half, shift = (high - low) / 2, (high + low) / 2 - values
     spread = max(float(half @ matrix @ half), 0.0)
     parts = len(values) * float(half @ half) / spread if spread > 0 else 1.0
-    centre = float(values.mean()) + float(half**2 @ shift) / float(half @ half) / max(parts, 1.0)
+    center = float(values.mean()) + float(half**2 @ shift) / float(half @ half) / max(parts, 1.0)
     width = math.sqrt(spread) / len(values)
-    return max(centre - width, 0.0), min(centre + width, 1.0)
+    return max(center - width, 0.0), min(center + width, 1.0)
 
 
 def effective_limits(value: float, variance: float, *, rows: float) -> Limits:
@@ -185,8 +185,8 @@ def weighted_f1_design(counts: Array) -> tuple[float, float]:
 
 
 def _cell_variance(share: Array, influence: Array, n: float) -> float:
-    centred = influence - (share * influence).sum()
-    return float((share * centred**2).sum() / n)
+    centered = influence - (share * influence).sum()
+    return float((share * centered**2).sum() / n)
 
 
 def log_mean_limits(values: Array) -> Limits | None:
@@ -255,7 +255,7 @@ def r2_limits(references: Array, predictions: Array, value: float) -> Limits | N
 
 Scale = Literal["logits", "probabilities"]
 
-IGNORED_LABELS = (UNLABELLED, -100)
+IGNORED_LABELS = (UNLABELED, -100)
 """-1 as in GLUE test splits, -100 as in torch's cross entropy."""
 
 
@@ -394,7 +394,7 @@ def _ids(array: Array, what: str) -> Array:
     if array.ndim != 1:
         raise DataError(f"{what}s must be one label id per example, got shape {array.shape}")
     if array.dtype.kind == "f":
-        array = np.where(np.isnan(array), UNLABELLED, array)
+        array = np.where(np.isnan(array), UNLABELED, array)
         if (array != np.round(array)).any():
             raise DataError(f"{what}s must be label ids or (rows, classes) scores, got fractions in one column")
     result: Array = array.astype(np.int64)

@@ -202,7 +202,7 @@ def why_not_by_config(model: nn.Module) -> str | None:
     if any(getattr(module, "chunk_size_feed_forward", 0) for module in model.modules()):
         return "it computes its feed-forward layers in chunks"
     if getattr(config, "conv_kernel_size", 0) > 0:
-        return "a convolution mixes neighbouring tokens"
+        return "a convolution mixes neighboring tokens"
     ropes = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(r, dict) and r.get("rope_type", "default") != "default" for r in ropes.values()):
         return "its rotary positions depend on the length of the batch"

@@ -85,7 +85,7 @@ def _suggest_columns(data: RunData) -> list[Finding]:
     told = {finding.numbers.get("feature") for finding in bundle.findings}
     used = (*columns.text, *columns.named, columns.label, *part.source.label_parts(columns.label), "labels")
     unused = [n for n in part.source.column_names if n not in used and f"Column {n!r}" not in told][:MOST_COLUMNS]
-    checked = _labelled_rows(bundle, MOST_TRIED)
+    checked = _labeled_rows(bundle, MOST_TRIED)
     if labels.task is Task.REGRESSION or not unused or not checked.are_enough:
         return []
     if np.sort(np.bincount(checked.ids))[-2] < FOLDS:
@@ -136,7 +136,7 @@ def _judge(
     data: RunData, tokenizer: Any, method: LabelJudge, review_file: str | None, observer: RunObserver
 ) -> tuple[list[Finding], str | None]:
     labels = data.bundle.labels
-    checked = _labelled_rows(data.bundle, MOST_JUDGED[method])
+    checked = _labeled_rows(data.bundle, MOST_JUDGED[method])
     if not checked.are_enough:
         return [], None
     ids = checked.ids
@@ -186,7 +186,7 @@ class CheckedRows:
         return len(self.ids) >= FEWEST_JUDGED and len(np.unique(self.ids)) > 1
 
 
-def _labelled_rows(bundle: DataBundle, most: int) -> CheckedRows:
+def _labeled_rows(bundle: DataBundle, most: int) -> CheckedRows:
     """Return an even sample of the labeled training rows; none if a row has several labels."""
     part, names, labels = bundle.parts["train"], list(bundle.columns.text), bundle.labels
     if labels.task is Task.MULTILABEL:

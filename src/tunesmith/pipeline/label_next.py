@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tunesmith.config.load import load_config
 from tunesmith.data.audit import survey_texts
-from tunesmith.data.read import read_unlabelled
+from tunesmith.data.read import read_unlabeled
 from tunesmith.data.render import input_columns
 from tunesmith.data.rows import Part
 from tunesmith.errors import ConfigError
@@ -69,7 +69,7 @@ def label_next(
     labels, text = facts.labels, facts.text_columns
     if labels.task not in (Task.BINARY, Task.MULTICLASS) or text is None:
         raise ConfigError(f"--next requires one class per example; this is a {labels.task.value} model")
-    source = read_unlabelled(Path(unlabeled), text=text, **reading)
+    source = read_unlabeled(Path(unlabeled), text=text, **reading)
     rows = source.dataset.num_rows
     if count > rows:
         raise ConfigError(f"--next {count} is more than the {rows} rows of the file", where=unlabeled)

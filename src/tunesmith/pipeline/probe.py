@@ -373,7 +373,7 @@ def targets_of(labels: torch.Tensor, task: Task, classes: int) -> torch.Tensor:
 
 
 PULL = 0.1
-"""Penalty towards scale 1 and no shift, so that few rows or perfectly separated classes have finite logits."""
+"""Penalty toward scale 1 and no shift, so that few rows or perfectly separated classes have finite logits."""
 
 
 def fit_scale(scores: torch.Tensor, targets: torch.Tensor, task: Task) -> tuple[torch.Tensor, torch.Tensor]:

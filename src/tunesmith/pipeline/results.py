@@ -440,7 +440,7 @@ class RunResult:
 
     def evaluate(self, data: Any, labels: Any = None) -> dict[str, Score]:
         """Return every metric with its interval on labeled rows: a table as for training, or texts and their labels."""
-        from tunesmith.data.read import read_labelled
+        from tunesmith.data.read import read_labeled
         from tunesmith.data.render import input_columns
         from tunesmith.data.rows import Columns
         from tunesmith.data.tables import columns_table
@@ -450,7 +450,7 @@ class RunResult:
         text, label = tuple(facts.text_columns or ()), facts.label_column or "label"
         if labels is not None:
             data = columns_table({**self._text_columns(data), label: labels})
-        dataset = read_labelled(data, columns=Columns(text, label, facts.labels.task), labels=facts.labels)
+        dataset = read_labeled(data, columns=Columns(text, label, facts.labels.task), labels=facts.labels)
         found = [list(dataset[name]) for name in input_columns(text)]
         logits = self.predictor.predict_texts(iter([found])).logits
         known = facts.labels

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_loading import load_data
-from tunesmith.data.read import DataBundle, read_unlabelled
+from tunesmith.data.read import DataBundle, read_unlabeled
 from tunesmith.errors import ConfigError, DataError
 from unit.data.messy_files import FILES, Messy, lines, pick, sentence, table
 
@@ -130,7 +130,7 @@ def test_ragged_rows_are_listed_together_and_can_be_skipped(tmp_path: Path) -> N
     assert f"  {path}:43: an empty line, expected 2 fields" in message
     assert "set --skip_bad_rows" in message
     with pytest.raises(DataError, match="4 of 43 rows do not match the header") as in_prediction:
-        read_unlabelled(path, text=("text",), cache_dir=tmp_path)
+        read_unlabeled(path, text=("text",), cache_dir=tmp_path)
     assert "skip_bad_rows" not in str(in_prediction.value), "predict has no such option"
     for _ in range(2):  # parsed, then from the cached table
         found = load_file(path, skip_bad_rows=True)

@@ -48,15 +48,15 @@ def _add_norm_forward(
         x = tl.where(kept, x * (1.0 / (1.0 - drop)), 0.0)
     x += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     middle = tl.sum(tl.where(inside, x, 0.0), 0) / width
-    centred = tl.where(inside, x - middle, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / width + eps)
-    centred *= scale
-    y = centred * tl.load(gamma + column, mask=inside, other=0.0) + tl.load(beta + column, mask=inside, other=0.0)
+    centered = tl.where(inside, x - middle, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centered * centered, 0) / width + eps)
+    centered *= scale
+    y = centered * tl.load(gamma + column, mask=inside, other=0.0) + tl.load(beta + column, mask=inside, other=0.0)
     tl.store(out + at, y, mask=inside)
     if COPY:
         tl.store(copy + at, y, mask=inside)
     if KEEP:
-        tl.store(unit + at, centred, mask=inside)
+        tl.store(unit + at, centered, mask=inside)
         tl.store(rstd + row, scale)
 
 
@@ -227,15 +227,15 @@ def _sum_norm_forward(
     if TOTAL:
         tl.store(total + at, x, mask=inside)
     middle = tl.sum(tl.where(inside, x, 0.0), 0) / width
-    centred = tl.where(inside, x - middle, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / width + eps)
-    centred *= scale
-    y = centred * tl.load(gamma + column, mask=inside, other=0.0)
+    centered = tl.where(inside, x - middle, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centered * centered, 0) / width + eps)
+    centered *= scale
+    y = centered * tl.load(gamma + column, mask=inside, other=0.0)
     if BETA:
         y += tl.load(beta + column, mask=inside, other=0.0)
     tl.store(out + at, y, mask=inside)
     if KEEP:
-        tl.store(unit + at, centred, mask=inside)
+        tl.store(unit + at, centered, mask=inside)
         tl.store(rstd + row, scale)
 
 
