@@ -284,7 +284,7 @@ def make_split_folder(path: Any, *, kind: str, rows: int = 300, seed: int = 0) -
             f"Note number {k} about /some/long/path/of/a/file/that/was/read_without_headers.csv." for k in range(8)
         ],
         "findings": found,
-        "recipe": ["learning_rate 0.0001: by the width of the model, 384"],
+        "recipe": ["learning_rate 0.0001: from the hidden size of the model (384)"],
     }
     (folder / "data_summary.json").write_text(json.dumps(summary))
     return folder

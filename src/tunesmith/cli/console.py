@@ -42,8 +42,8 @@ TRAINING_BAR: dict[str, Any] = {
 ROWS_BAR: dict[str, Any] = {"unit": " rows", "bar_format": _BAR + "{n:,}/{total:,} rows" + _REST}
 BYTES_BAR: dict[str, Any] = {"unit": "B", "unit_scale": True, "bar_format": _BAR + "{n_fmt}/{total_fmt}" + _REST}
 DETAILS = (
-    *("Text: ", "Label: ", "Task: ", "Recipe: ", "New, to be trained", "Speedups: ", "Order: "),
-    "F1, precision and recall are",
+    *("Text: ", "Label: ", "Task: ", "Recipe: ", "Newly initialized", "Speedups: ", "Order: "),
+    "F1, precision and recall refer",
 )
 """Messages that begin like this are printed only with -v; the report contains them."""
 SHOWN_METRICS = 2

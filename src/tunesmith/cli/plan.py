@@ -46,7 +46,7 @@ def describe_forecast(found: Forecast, folder: Path) -> list[str]:
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(there).free
     lines = [
-        f"plan: {format_duration(found.seconds)} on {found.device}",
+        f"plan: {format_duration(found.seconds)}{f' for {found.runs} runs' * (found.runs > 1)} on {found.device}",
         *(f"  {format_duration(seconds):>10}  {what}" for what, seconds in parts.items()),
         f"  {format_bytes(found.peak_bytes):>10}  of memory at peak",
         f"  {format_bytes(found.disk_bytes):>10}  on disk while it runs; {format_bytes(free)} are free in {there}",

@@ -81,7 +81,7 @@ def _compare_labels(split: str, train: Ints, other: Ints, labels: LabelMap) -> l
     if distance < max(LABEL_DISTANCE, 2 * noise):
         return []
     evidence = f"{what} (distance {distance:.2f}; {noise:.2f} expected by chance)."
-    advice = (f"Draw {split} from the same rows as train, or choose by a metric that does not depend on the shares.",)
+    advice = (f"Sample {split} from the same source as train, or use a metric that does not depend on class shares.",)
     return [Finding("label_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})]
 
 

@@ -468,7 +468,7 @@ def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
     """Return notes: which class F1 refers to, and splits without any example of a class."""
     if labels.task not in (Task.BINARY, Task.MULTICLASS):
         return []
-    one = f"F1, precision and recall are those of the class {labels.positive_name!r}; --positive_label names another."
+    one = f"F1, precision and recall refer to the class {labels.positive_name!r} (--positive_label)."
     notes = [one] if labels.positive_name is not None else []
     for split, part in parts.items():
         ids = np.asarray(part.labels())
@@ -538,7 +538,7 @@ def _put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | N
         raise ConfigError(problem, fix=did_you_mean(asked, naming.names))
     if len(naming.names) != 2:
         if asked is not None:
-            problem = f"--positive_label is about two classes, and there are {len(naming.names)}"
+            problem = f"--positive_label requires two classes, and there are {len(naming.names)}"
             raise ConfigError(problem, fix="Omit it.")
         return naming
     positive = asked

@@ -397,7 +397,7 @@ def read_prediction_columns(path: str | Path) -> dict[str, list[Any]]:
                 raise BadFile(f"has {cells:,} cells and {size:,} bytes, more than a run writes")
             table = found.read()
             if len(set(table.column_names)) < len(table.column_names):
-                raise BadFile("has two columns of one name")
+                raise BadFile("has two columns with the same name")
             return {str(name): table.column(name).to_pylist() for name in table.column_names}
     except FileNotFoundError:
         return {}

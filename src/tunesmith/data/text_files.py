@@ -612,7 +612,7 @@ def _refuse(bad: list[Record], rows: int, width: int, *, origin: str, dialect: D
     elif not dialect.quoting and text.count('"') % 2:
         fix = "Set --quoting minimal if quotes enclose cells of several lines."
     else:
-        fix = "Correct the line, or set --delimiter."
+        fix = "Add or remove fields, or set --delimiter if a different character separates them."
     if len(bad) == 1:
         fix = f"{fix} {_SKIP}." if can_skip else fix
         return DataError(_shape(bad[0], width), where=f"{origin}:{line}", fix=fix)

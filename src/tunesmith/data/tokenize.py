@@ -469,7 +469,7 @@ def describe_empty(what: str, rows: Sequence[int], part: Part | None = None) -> 
     count = "1 row has" if len(rows) == 1 else f"{len(rows):,} rows have"
     first = f"row {rows[0] + 1}" if part is None else part.where(rows[0])
     return (
-        f"Warning: {what}: {count} no token of text (first: {first}), so the model sees nothing of them. "
+        f"Warning: {what}: {count} no text tokens (first: {first}), so the model sees only special tokens. "
         "Remove them, or look for characters that the tokenizer drops."
     )
 

@@ -124,7 +124,7 @@ class Board(Service):
     async def _compare(self, request: Request) -> Response:
         wanted = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 2 <= len(wanted) <= MAX_RUNS:
-            raise HTTPException(422, f"tick 2 to {MAX_RUNS} runs to compare")
+            raise HTTPException(422, f"select 2 to {MAX_RUNS} runs to compare")
         found = [await asyncio.to_thread(self.index.find, one) for one in wanted]
         runs = [run for run in found if run is not None]
         if len(runs) < len(wanted):

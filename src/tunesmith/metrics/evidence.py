@@ -265,7 +265,7 @@ def decode_rows(text: str) -> RowEvidence:
             )
         single = constant.task in (Task.BINARY, Task.MULTICLASS)
         if data or (single and not 0 <= columns["labels"].min() <= columns["labels"].max() < width):
-            raise ValueError("other columns than are written")
+            raise ValueError("unexpected columns")
         return RowEvidence(constant, **columns, n=int(head["n"]))
     except (ValueError, KeyError, TypeError, zlib.error, OverflowError) as error:
         raise DataError(f"row evidence cannot be read ({error})", fix="Train again to have it.") from None

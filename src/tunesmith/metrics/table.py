@@ -891,7 +891,7 @@ def metric_of(name: str, task: Task) -> Metric:
     for metric in METRICS:
         if metric.name == plain and task in metric.tasks:
             return metric
-    choices = f"For a {task.value} task there are: {', '.join(known)}"
+    choices = f"Metrics of a {task.value} task: {', '.join(known)}"
     if plain in metric_names():
         instead = " Use 'f1_macro'." if plain == "f1" else ""
         raise ConfigError(f"metric {name!r} is not defined for a {task.value} task", fix=f"{choices}.{instead}")
@@ -907,7 +907,7 @@ def resolve_glue(name: str) -> tuple[Task, tuple[str, ...]]:
     if plain not in GLUE:
         hit = nearest(plain, list(GLUE))
         hint = f"Did you mean {hit!r}? " if hit else ""
-        raise ConfigError(f"unknown GLUE task {name!r}", fix=f"{hint}There are: {', '.join(GLUE)}")
+        raise ConfigError(f"unknown GLUE task {name!r}", fix=f"{hint}Known tasks: {', '.join(GLUE)}")
     return GLUE[plain]
 
 

@@ -63,12 +63,12 @@ def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
             adapters.append(f"{name}.")
             continue
         if found is not expected.get(name):
-            return f"{name} is a {found.__module__}.{found.__qualname__}, not the module of transformers"
+            return f"{name} is {found.__module__}.{found.__qualname__}, not the module of transformers"
         replaced = replaced_method(module)
         if replaced:
             return f"{replaced} of {name or type(model).__name__} was replaced"
     if is_watched(hook_tables(model.modules())):
-        return "hooks listen to its modules"
+        return "its modules have hooks"
     return "it is compiled" if is_compiled(model) else None
 
 
@@ -198,11 +198,11 @@ def why_not_by_config(model: nn.Module) -> str | None:
     if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
         return "its position embeddings are relative"
     if getattr(config, "output_hidden_states", False) or getattr(config, "output_attentions", False):
-        return "its config asks for hidden states or attention weights"
+        return "its config requests hidden states or attention weights"
     if any(getattr(module, "chunk_size_feed_forward", 0) for module in model.modules()):
         return "it computes its feed-forward layers in chunks"
     if getattr(config, "conv_kernel_size", 0) > 0:
-        return "a convolution mixes neighboring tokens"
+        return "it has a convolution over tokens"
     ropes = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(r, dict) and r.get("rope_type", "default") != "default" for r in ropes.values()):
         return "its rotary positions depend on the length of the batch"

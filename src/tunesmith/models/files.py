@@ -196,7 +196,7 @@ def _check_settings(tokenizer: Any, folder: Path) -> None:
     longest, names = tokenizer.model_max_length, tokenizer.model_input_names
     sides = (tokenizer.padding_side, tokenizer.truncation_side)
     problems = {
-        f"model_max_length is {longest!r}, not a number from 1": not isinstance(longest, (int, float))
+        f"model_max_length is {longest!r}, not a positive number": not isinstance(longest, (int, float))
         or not longest >= 1,
         f"padding_side and truncation_side are {sides}, not left or right": not {*sides} <= {"left", "right"},
         f"model_input_names is {names!r}, without input_ids": "input_ids" not in names,
@@ -218,7 +218,7 @@ def position_limit(config: Any) -> int | None:
     padding = read("pad_token_id", 1)
     offset = (padding if isinstance(padding, int) else 1) + 1
     if rows <= offset:
-        problem = f"max_position_embeddings {rows} has no position behind the {offset} of pad_token_id {padding}"
+        problem = f"max_position_embeddings {rows} leaves no positions: pad_token_id {padding} reserves {offset}"
         raise ConfigError(problem)
     return rows - offset
 
@@ -266,7 +266,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ConfigError("is not a JSON object", where=str(file))
     if "auto_map" in stored:
-        problem = "requires Python code from the model folder (auto_map), which tunesmith never does"
+        problem = "requires Python code from the model folder (auto_map), which tunesmith never runs"
         raise ConfigError(problem, where=str(file), fix="Use a model whose architecture is part of transformers.")
     return stored
 
@@ -287,7 +287,7 @@ def _config_problems(config: dict[str, Any]) -> Iterator[str]:
         yield "id2label is not a table of whole numbers and names"
     for field, found in (("num_labels", count), ("id2label", len(names or ()))):
         if isinstance(found, int) and found > MOST_LABELS:
-            yield f"{field} asks for {found} labels; the limit is {MOST_LABELS}"
+            yield f"{field} requires {found} labels; the limit is {MOST_LABELS}"
     for path, value in _walk(config, ()):
         name = _spell(path)
         if isinstance(value, float) and not math.isfinite(value):
@@ -297,7 +297,7 @@ def _config_problems(config: dict[str, Any]) -> Iterator[str]:
         if abs(value) > LARGEST_NUMBER:
             yield f"{name} is {str(value)[:40]}; the limit is {LARGEST_NUMBER}"
         if value > MOST_LAYERS and _REPEATED.fullmatch(path[-1]):
-            yield f"{name} is {value}: a model of that many parts; the limit is {MOST_LAYERS}"
+            yield f"{name} is {value}; the limit is {MOST_LAYERS}"
     for key in _SIZES:
         value = config.get(key, 1)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -497,7 +497,7 @@ def ask_hub(
         return answer_within(HUB_SECONDS, lambda: ask(name, revision=revision, timeout=HUB_SECONDS))
     except GatedRepoError:
         raise ConfigError(
-            f"the {kind} {name} asks for permission", fix="Get access on its page and log in with `hf auth login`."
+            f"the {kind} {name} requires permission", fix="Get access on its page and log in with `hf auth login`."
         ) from None
     except RepositoryNotFoundError:
         raise ConfigError(

@@ -96,10 +96,10 @@ def compute_row(model: Any) -> Any:
 
 def require_answer(model: Any, folder: Path) -> None:
     """Raise a ConfigError if the model can't compute a short row, a NumericsError if its logits are NaN or infinite."""
-    with naming("its config.json describes a model that cannot compute", folder):
+    with naming("the model in its config.json can't be run", folder):
         logits = compute_row(model)
         if logits is not None and tuple(logits.shape) != (1, model.config.num_labels):
-            raise ValueError(f"its answer to one row has the shape {tuple(logits.shape)}")
+            raise ValueError(f"its output for one row has the shape {tuple(logits.shape)}")
     if logits is not None and not bool(logits.isfinite().all()):
         problem = "the model returned NaN or inf for a short test input"
         raise NumericsError(problem, where=str(folder), fix="Use an undamaged copy of the model and its config.json.")
@@ -157,7 +157,7 @@ def load_model(
     _refuse_non_finite(model, str(folder))
     require_answer(model, folder)
     model.train()
-    notes = (f"new, to be trained: {', '.join(fresh)}",) if fresh else ()
+    notes = (f"newly initialized: {', '.join(fresh)}",) if fresh else ()
     return LoadedModel(model, notes, sum(p.numel() for p in model.parameters()), fresh)
 
 
@@ -223,7 +223,7 @@ def _fresh_names(
     if encoder is not None:
         there, asked = shapes[encoder]
         side = next((new for new, old in zip(asked, there, strict=False) if new != old), 0)
-        problem = f"asks for {encoder} of the shape {asked}{name_field(stored, side)}; in the weights it is {there}"
+        problem = f"requires {encoder} with the shape {asked}{name_field(stored, side)}; in the weights it is {there}"
         fix = "Use the config.json that belongs to the weights."
         raise ConfigError(problem, where=str(Path(where) / "config.json"), fix=fix)
     if mismatched and not allow_mismatch:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tunesmith.config.options import RunConfig
 from tunesmith.events import Evaluated, Event, Saved, StepDone
+from tunesmith.pipeline.folds import each_run
 from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.pipeline.train import PAIR_STAGE, RunEnding, RunObserver, prepare, train_run
 from tunesmith.runs.folder import RunDir, RunLock
@@ -34,9 +35,10 @@ EVALUATED_EXAMPLES = {"cpu": 256, "cuda": 2_048}
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds by phase, peak memory, and bytes on disk: measured, then scaled to all examples and steps."""
+    """Seconds by phase, peak memory, and bytes on disk: measured, then scaled to all examples, steps and runs."""
 
     device: str
+    runs: int
     steps: int
     peak_bytes: int
     disk_bytes: int
@@ -58,7 +60,9 @@ class Forecast:
 
 
 def measure_run(config: RunConfig) -> Forecast:
-    """Train a small part of the run and scale the times to all of it."""
+    """Train a small part of the run and scale the times to all of it; with `folds` and `seeds`, to all runs."""
+    all_runs = list(each_run(config)) if config.trains_several else [config]
+    config, runs = all_runs[0], len(all_runs)
     began, warmup = time.monotonic(), list[tuple[int, int, float]]()
 
     def progress(what: str, done: int, total: int) -> None:
@@ -95,14 +99,15 @@ def measure_run(config: RunConfig) -> Forecast:
         weights = sum(p.numel() * p.element_size() for p in prepared.state.model.parameters())
         return Forecast(
             device=str(prepared.runtime.device),
-            steps=plan.num_steps,
+            runs=runs,
+            steps=runs * plan.num_steps,
             peak_bytes=_peak_bytes(prepared),
-            disk_bytes=int(size + journal + (7 * weights if saves else weights)),
-            start_seconds=start,
-            once_seconds=once,
-            step_seconds=a_step * plan.num_steps + max(saves - 1, 0) * saved[-1],
-            evaluation_seconds=evaluated[-1] / part * evaluations,
-            finish_seconds=rest / part,
+            disk_bytes=int(runs * (size + journal + weights) + (6 * weights if saves else 0)),
+            start_seconds=runs * start,
+            once_seconds=runs * once,
+            step_seconds=runs * (a_step * plan.num_steps + max(saves - 1, 0) * saved[-1]),
+            evaluation_seconds=runs * evaluated[-1] / part * evaluations,
+            finish_seconds=runs * rest / part,
         )
 
 

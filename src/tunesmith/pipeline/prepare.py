@@ -259,11 +259,11 @@ def log_model(run: LoadedRun, speedups: Speedups, why_float32: str | None) -> No
     size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
     log(f"Model: {config.model_name_or_path or EMBEDDED}, {size} parameters, on {runtime.device}.")
     if runtime.precision == "bf16" and config.bf16 is None:
-        log("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
+        log("Precision: bf16, because this GPU supports it (weights stay in float32). Set --no_bf16 for float32.")
     if why_float32 is not None:
-        log(f"Precision: float32, {why_float32}; --bf16 for bf16.")
+        log(f"Precision: float32, {why_float32}. Set --bf16 for bf16.")
     if config.train_sampling_strategy is None and speedups.best_order(runtime.device) == "random":
-        log("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
+        log("Order: random, because batches have no padding.")
     for note in (*run.loaded.notes, *speedups.notes):
         log(f"{note[0].upper()}{note[1:]}.")
     if speedups.on:

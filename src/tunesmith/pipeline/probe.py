@@ -191,7 +191,7 @@ def choose_pooling(fits: Mapping[Pooling, LinearFit]) -> tuple[Pooling, str]:
     best = min(fits, key=lambda name: float(fits[name].errors.mean()))
     shown = ", ".join(f"{name} {fit.explained:.3f}" for name, fit in fits.items())
     if len(fits) == 1:
-        return best, "the only way this model has"
+        return best, "the only pooling that this model supports"
     if best != "mean" and "mean" in fits:
         gain = fits["mean"].errors - fits[best].errors
         doubt = float(gain.std() / len(gain) ** 0.5)
@@ -465,7 +465,7 @@ def read_alone(
     some = rows.select(np.sort(drawn))
     texts = PairTexts.of(some)
     if texts is None or some.labels is None:
-        return None, "some examples have one text"
+        return None, "some examples have only one text"
     sides = [read(texts.alone(side)) for side in (0, 1)]
     vectors: dict[Pooling, tuple[torch.Tensor, torch.Tensor]] = {name: _unit(sides, name) for name in ("mean", "first")}
     known = np.flatnonzero(is_known(some.labels))

@@ -259,7 +259,7 @@ class RunFacts:
     matrix_size: float = 0.0
     """Root mean square of the matrices of the encoder's layers; 0: not known."""
     rarest: tuple[int, str, float] | None = None
-    """Id, name and share of the label with the fewest training rows, where rows have one label each."""
+    """Id, name and share of the label with the fewest training rows, if each row has one label."""
     metrics: tuple[str, ...] = ()
     """The metrics that the run computes."""
     pairs: bool | None = None
@@ -290,10 +290,12 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
         yield Decision("pair_start", *_pair_start(facts, epochs))
     rate, reason = _rate(facts)
     yield Decision("learning_rate", rate, reason)
-    yield Decision("warmup_steps", 0.1, "a tenth of the steps, while Adam's averages fill")
-    yield Decision("layerwise_lr_decay", 0.9, f"lower layers of {facts.layers} are general already and move less")
-    yield Decision("head_lr_scale", 1.0, "a faster head gained nothing")
-    yield Decision("weight_decay", 0.0, "decay gained nothing")
+    yield Decision("warmup_steps", 0.1, "a tenth of the steps, until Adam's averages are stable")
+    yield Decision(
+        "layerwise_lr_decay", 0.9, f"the lower of {facts.layers} layers are general and need smaller updates"
+    )
+    yield Decision("head_lr_scale", 1.0, "a higher rate for the head did not help in our experiments")
+    yield Decision("weight_decay", 0.0, "weight decay did not help in our experiments")
     yield from _metric(facts)
     if facts.judged is not None and facts.judged < FEW_JUDGED and config.early_stopping_patience is None:
         why = f"{facts.judged} validation rows are too few to select the best weights"
@@ -305,9 +307,9 @@ def why_no_start(config: RunConfig, facts: RunFacts) -> str | None:
     if config.max_steps > 0 or config.num_train_epochs is not None:
         return "the number of steps or epochs is set"
     if facts.world > 1 or config.freeze or not facts.new_head:
-        return "it is for one process, a new head and an encoder that is trained"
+        return "it requires a single process, a new head and an unfrozen encoder"
     if facts.rows < FEWEST_ROWS:
-        return f"{facts.rows} examples are too few to make pairs of"
+        return f"{facts.rows} examples are too few"
     return None
 
 
@@ -316,7 +318,7 @@ def _pair_start(facts: RunFacts, epochs: float) -> tuple[int, str]:
     if not facts.pairs:
         return 0, facts.why_pairs
     steps = round(min(max(epochs * facts.rows / PAIRS_IN_A_STEP, FEWEST_PAIR_STEPS), MOST_PAIR_STEPS))
-    return steps, f"{facts.why_pairs}: their similarity is learned first, from pairs without labels"
+    return steps, f"{facts.why_pairs}: the model first learns their similarity, without labels"
 
 
 def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
@@ -328,8 +330,8 @@ def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
     steps = (config.num_train_epochs or epochs_for(facts.rows, rows)[0]) * facts.rows / rows
     steps = config.max_steps if config.max_steps > 0 else steps
     if steps <= FEW_UPDATES:
-        return True, f"a new head would learn little in {steps:.0f} updates"
-    return False, "a new head lets the encoder learn more"
+        return True, f"a random head would learn little in {steps:.0f} updates"
+    return False, "with a random head, the encoder learns more"
 
 
 def _metric(facts: RunFacts) -> Iterator[Decision]:
@@ -346,7 +348,7 @@ def _batch(facts: RunFacts) -> tuple[int, str]:
     rows = facts.rows
     size = 8 if rows < 20_000 else 16 if rows < 100_000 else 32
     return max(1, size // facts.world) if facts.world <= size else 1, (
-        f"{rows:,} rows: small batches mean more updates"
+        f"small batches allow more updates with {rows:,} rows"
         if size == 8
         else f"{rows:,} rows are enough for larger batches"
     )
@@ -359,7 +361,7 @@ def epochs_for(rows: int, batch: int) -> tuple[float, str]:
     most = max(MOST_EPOCHS, min(FEW_UPDATES // steps, FEW_ROWS_EPOCHS))
     epochs = min(max(USUAL_EPOCHS, needed), most)
     if epochs > USUAL_EPOCHS:
-        return epochs, f"{rows:,} rows need more passes for {steps * epochs:,.0f} updates"
+        return epochs, f"{rows:,} rows need more epochs to reach {steps * epochs:,.0f} updates"
     return epochs, f"{steps * epochs:,.0f} updates are enough"
 
 
@@ -369,9 +371,9 @@ def _rate(facts: RunFacts) -> tuple[float, str]:
     rate, kind = min(1e-4 * (384 / width) ** 1.5, LARGEST_RATE), ""
     times = facts.matrix_size / (USUAL_SIZE * (384 / width) ** 0.5)
     if facts.model_type.startswith("deberta"):
-        rate, kind = rate / 2, f", half of it for {facts.model_type}"
+        rate, kind = rate / 2, f", halved for {facts.model_type}"
     elif facts.model_type == "modernbert":
-        rate, kind = rate * 2, f", twice it for {facts.model_type}"
+        rate, kind = rate * 2, f", doubled for {facts.model_type}"
     elif times > 1:
-        rate, kind = rate * min(times, MOST_TIMES), f", and the size of its weights, {times:.1f} times the usual"
-    return float(f"{rate:.2g}"), f"by the width of the model, {facts.width}{kind}"
+        rate, kind = rate * min(times, MOST_TIMES), f" and the size of its weights ({times:.1f} times the usual)"
+    return float(f"{rate:.2g}"), f"from the hidden size of the model ({facts.width}){kind}"

@@ -297,7 +297,7 @@ def _pair_test(
     if different:
         words = f"{b.letter} is {'better' if better else 'worse'} than {a.letter}"
     elif models.p_value is not None and models.p_value <= LEVEL:
-        words = f"{NO_EVIDENCE} beyond the luck of a seed"
+        words = f"{NO_EVIDENCE} beyond the variation between seeds"
     result = dataclasses.replace(result, low=low, high=high)
     return PairTest(a.letter, b.letter, split, result, p, different, f"{words}: {numbers}")
 
@@ -308,16 +308,16 @@ def _notes(
     names = {name for name, _ in differences}
     notes = []
     if not all(configs):
-        notes.append("A run without run.yaml is among them: its options are not known.")
+        notes.append("The options of a run without run.yaml are unknown.")
     elif not names:
         notes.append("All options are the same.")
     elif names <= set(SEEDS):
         notes.append("The runs differ only in their seed: the difference is due to chance, not to a setting.")
     if any(t.different for t in tests) and not names <= set(SEEDS):
         notes.append(
-            "Only one run of each setting was compared. How much two seeds of one setting differ is taken from other "
-            "models: two or three seeds of each would show it for yours."
+            "Each setting has only one run, so the variation between seeds is estimated from other "
+            "models. Train two or three seeds of each setting to measure it."
         )
     if any(t.split == "validation" and t.result is not None for t in tests):
-        notes.append("Validation rows also chose each run's best step; a test split would be the fairer judge.")
+        notes.append("The validation rows also selected each run's best step. Prefer a test split.")
     return tuple(notes)

@@ -416,7 +416,7 @@ def overlay_charts(runs: Sequence[Curves]) -> list[Chart]:
             if lines:
                 ends = [(name, series.finite().value) for name, series in lines]
                 words = "; ".join(f"{name} ends at {value[-1]:.3f}" for name, value in ends if len(value))
-                alt = f"{panels[0].title} on validation rows by step, one line a run: {words}."
+                alt = f"{panels[0].title} on validation rows by step, one line per run: {words}."
                 charts.append(_panel_chart(runs, panels, alt, lines))
                 break
     return charts
@@ -445,7 +445,7 @@ def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
     """Return a bar chart of the accuracy of each confidence bin, with intervals."""
 
     def draw(axes: Axes) -> None:
-        style_axes(axes, title="Share that is right", x_label="confidence")
+        style_axes(axes, title="Accuracy", x_label="confidence")
         color, middle = LIGHT.side("validation"), [(b.low + b.high) / 2 for b in bins]
         height, wide = [b.accuracy for b in bins], [0.84 * (b.high - b.low) for b in bins]
         axes.bar(middle, height, width=wide, color=color, alpha=0.3, linewidth=0)

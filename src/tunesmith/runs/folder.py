@@ -685,7 +685,7 @@ SUMMARY: dict[str, Any] = {
     "best_constant": {"metrics": {str: Any}},
 }
 ENVIRONMENT: dict[str, Any] = {"run_id": str, "folder": str, "command": [str], "packages": {str: Any}}
-_WORDS = {str: "a text", int: "a whole number from 0", list: "a list", dict: "an object"}
+_WORDS = {str: "a text", int: "a non-negative integer", list: "a list", dict: "an object"}
 
 
 def read_summary(file: Path) -> dict[str, Any]:

@@ -242,11 +242,11 @@ def _ids_of_batches(model: nn.Module, rows: TokenRows, padding: Padding) -> npt.
 
 def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, packed: bool) -> str | None:
     if device.type != "cuda":
-        return "they are for a GPU"
+        return "they require a GPU"
     if any(p.device.type != "cuda" for p in model.parameters()):
         return "the model is not on the GPU yet"
     if precision not in HALF:
-        return "they are for bf16 and fp16"
+        return "they require bf16 or fp16"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "this GPU is older than compute capability 8.0"
     return _why_not_fused(model) or (None if packed else "rows are padded")
@@ -266,14 +266,14 @@ def _fuse(model: nn.Module, precision: Precision, *, first_token_only: bool) -> 
 
 def _no_graphs(device: torch.device, world: int, unknown: str | None) -> str | None:
     if device.type != "cuda":
-        return "they are for a GPU"
+        return "they require a GPU"
     return "several ranks exchange gradients inside the step" if world > 1 else unknown
 
 
 def _why_whole_vocabulary(model: nn.Module, rows: TokenRows | None, setting: Setting) -> str | None:
     reason = why_not_restricted(model)
     if reason is None and is_watched(hook_tables(model.modules())):
-        reason = "hooks listen to its modules"
+        reason = "its modules have hooks"
     if reason or rows is None:
         return reason
     embedding = model.get_input_embeddings()  # type: ignore[operator]

@@ -474,7 +474,7 @@ class GraphedEncoder:
                 wrong = failure(judge_by(exact, rounded), lambda: measure(captured, half=ambient))
         except torch.OutOfMemoryError:
             return "the comparison with the plain encoder needs more memory"
-        return None if wrong is None else f"the captured encoder is not the plain one ({wrong})"
+        return None if wrong is None else f"the captured encoder returns different results ({wrong})"
 
 
 class ModelGraphs:

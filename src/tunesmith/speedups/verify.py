@@ -82,7 +82,7 @@ def _find_wrong(state: TrainState, speedups: Speedups, batch: Batch, *, without:
     left = [name for name in ORDER if name in speedups.parts and name not in without]
     if "length_buckets" in left and not _widened_rows(speedups, batch):
         found = _find_wrong(state, speedups, batch, without={*without, "length_buckets"})
-        return found | {"length_buckets": "no row of the first batch would be padded further by it"}
+        return found | {"length_buckets": "the first batch has no row that would get more padding"}
     # User hooks are not called for a proof. While they listen, only what needs no knowledge of a model is on.
     if not left or is_watched(hook_tables(state.model.modules())):
         return {}
@@ -115,7 +115,7 @@ def _search(state: TrainState, speedups: Speedups, batch: Batch, left: list[str]
     for name in off[:-1]:  # those taken off before the one that was wrong
         if fails(set(off) - {name}) is None:
             off.remove(name)
-    return dict.fromkeys(off, f"its step is not the plain one ({wrong})")
+    return dict.fromkeys(off, f"its results differ from those of the plain step ({wrong})")
 
 
 def _plain_steps(

@@ -160,7 +160,7 @@ def why_not_restricted(model: nn.Module) -> str | None:
     if embedding is None or type(embedding) not in (nn.Embedding, RestrictedEmbedding):
         return "its input embedding is not a plain table"
     if replaced_method(embedding) or is_hooked(embedding.weight) or type(embedding.weight) is not nn.Parameter:
-        return "its input embedding was changed, or hooks listen to its gradient"
+        return "its input embedding was changed or has gradient hooks"
     if embedding.max_norm is not None or embedding.scale_grad_by_freq or embedding.sparse:
         return "its input embedding rescales rows or gradients"
     if sum(parameter is embedding.weight for _, parameter in model.named_parameters(remove_duplicate=False)) > 1:

@@ -45,9 +45,9 @@ def why_not_whole(trainer: Any, kind: type) -> str | None:
     if args.optim not in ("adamw_torch", "adamw_torch_fused") or trainer.optimizer_cls_and_kwargs is not None:
         return "the optimizer is not AdamW"
     if trainer.optimizer is not None:
-        return "the optimizer is the user's"
+        return "a custom optimizer was passed"
     if trainer.compute_loss_func is not None or trainer.label_smoother is not None:
-        return "the loss is not the model's"
+        return "the loss is not computed by the model"
     if args.world_size > 1 or args.dataloader_num_workers or args.include_num_input_tokens_seen != "no":
         return "there are several processes, or tokens are counted"
     for callback, event in itertools.product(trainer.callback_handler.callbacks, STEP_EVENTS):
@@ -99,7 +99,7 @@ class CapturedSteps:
         if not has_triton():
             return "Triton is not installed"
         if trainer.accelerator.mixed_precision == "fp16" and trainer.accelerator.native_amp:
-            return "the loss scale is accelerate's"
+            return "accelerate scales the loss"
         reason = why_not_whole(trainer, kind)
         if reason is not None:
             return reason
@@ -107,7 +107,7 @@ class CapturedSteps:
         if padding is None:
             return "data_collator is not DataCollatorWithPadding"
         if rows is None or not holds_token_rows(dataset, rows):
-            return "the rows are not plainly those of an Arrow table"
+            return "the dataset is not a plain Arrow table"
         return cls(trainer, rows, padding)
 
     def begin(self, optimizer: Any) -> None:

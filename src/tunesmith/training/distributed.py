@@ -170,7 +170,7 @@ def _require_precision(precision: Precision, device: torch.device) -> None:
             "fp16 needs a GPU, and this run is on a CPU", fix="Omit --fp16, or use --bf16, which works on a CPU."
         )
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ConfigError("this GPU has no bf16", fix="Use --fp16.")
+        raise ConfigError("this GPU does not support bf16", fix="Use --fp16.")
 
 
 def has_bf16(*, use_cpu: bool = False) -> bool:
@@ -251,8 +251,8 @@ class RankRoster:
 
     def lost(self, who: str) -> WorkerError:
         """Return the error that ends this rank."""
-        fix = "Its own output says why. The same command resumes from the last checkpoint."
-        return WorkerError(f"{who} no longer responds; rank {self.rank} ends", fix=fix)
+        fix = "See its output for the reason. Run the same command to resume from the last checkpoint."
+        return WorkerError(f"{who} no longer responds; rank {self.rank} exits", fix=fix)
 
     def explain(self, error: RuntimeError) -> WorkerError | None:
         """Return the error of a lost rank, with its number if that can be seen; None if the error is about something else."""
@@ -329,7 +329,7 @@ def _look(roster: RankRoster, done: threading.Event) -> None:
             continue
         since = since or time.monotonic()
         if time.monotonic() - since >= GRACE_SECONDS:
-            log.error("%s left this rank waiting; rank %d ends", " ".join(gone).removesuffix(" and"), roster.rank)
+            log.error("%s did not respond; rank %d exits", " ".join(gone).removesuffix(" and"), roster.rank)
             # The main thread waits in C++ for the dead rank: Python delivers neither exceptions nor signal handlers there, and
             # sys.exit ends only this thread. Nothing is lost: checkpoints are published by a rename, on rank 0.
             os._exit(WorkerError.exit_code)

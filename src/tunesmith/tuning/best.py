@@ -411,7 +411,7 @@ class BestSearch:
                 self._announce(step * steps, left, rest + final)
             if rest + final > left:
                 what = "this trial and the final model need" if before_final else "this trial needs"
-                raise TrialPruned(f"{what} {rest + final:.0f} s more, but only {left:.0f} s are left")
+                raise TrialPruned(f"{what} {rest + final:.0f} more seconds, but only {left:.0f} s are left")
 
         return RunObserver(progress=self.clock.beat, plan=plan, listeners=[self.clock.beat, listen], pages=False)
 

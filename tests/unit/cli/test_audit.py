@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,10 @@ def test_plan_measures_time_memory_and_disk(
     assert 10**8 < found["peak_bytes"] < 10**10
     assert found["disk_bytes"] > 10**5
     assert 0 < found["step_seconds"] < found["seconds"]
+    assert main([*words, "--use_cpu", "--max_steps", "5", "--folds", "2", "--seeds", "2"]) == 0
+    total, *parts = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"plan: .+ for 4 runs on cpu", total)
+    assert parts[1].endswith("for 20 steps")
     assert main([*words, "--bf16", "--fp16", "--save_strategy", "no", "--load_best_model_at_end"]) == 2
     err = capsys.readouterr().err
     assert "fp16" in err

@@ -251,12 +251,12 @@ def test_warnings_are_shown_before_the_first_step(tmp_path: Path, capsys: pytest
     said = capsys.readouterr().err
     before = said[: said.index("Training: 1 steps")]
     assert "Warning: Labels that differ only in case, spaces, Unicode form, invisible characters" in before
-    assert f"Warning: train: 1 row has no token of text (first: {file}:5)" in before
+    assert f"Warning: train: 1 row has no text tokens (first: {file}:5)" in before
     columns = ["--text_column_names", "text", "--use_cpu"]
     assert main(["predict", str(tmp_path / "run"), "--input", str(file), *columns]) == 0
-    assert "Warning: input: 1 row has no token of text (first: row 4)" in capsys.readouterr().err
+    assert "Warning: input: 1 row has no text tokens (first: row 4)" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "run"), "--test_file", str(file), *columns]) == 0
-    assert "Warning: input: 1 row has no token of text (first: row 4)" in capsys.readouterr().err
+    assert "Warning: input: 1 row has no text tokens (first: row 4)" in capsys.readouterr().err
 
 
 LABELS = LabelMap.for_classes(["cold", "warm"])

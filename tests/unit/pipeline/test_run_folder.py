@@ -240,6 +240,8 @@ def test_wrong_speedup_is_disabled_and_logged(train: Any, causal: None, tmp_path
     off = {"padding_free": "off", "cls_only_last_layer": "off", "restrict_vocabulary": "off"}
     slow, _ = train(**options, **off, output_dir=tmp_path / "slow")
     notes, losses = journal(fast.run.path)
-    assert [note.split(" is off: its step is not the plain one (")[0] for note in notes] == ["padding_free"]
+    assert [note.split(" is off: its results differ from those of the plain step (")[0] for note in notes] == [
+        "padding_free"
+    ]
     assert losses == pytest.approx(journal(slow.run.path)[1], abs=2e-5)
     assert journal(slow.run.path)[0] == []

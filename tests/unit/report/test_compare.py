@@ -75,7 +75,7 @@ def test_difference_within_seed_noise_is_no_evidence(make) -> None:
     edit(b, lambda table: flip(table, 66, skip=40))
     test = compare_runs([a, b]).tests[0]
     assert not test.different
-    assert test.sentence.startswith(f"{NO_EVIDENCE} beyond the luck of a seed: accuracy -0.064 [")
+    assert test.sentence.startswith(f"{NO_EVIDENCE} beyond the variation between seeds: accuracy -0.064 [")
     assert "p = 0.17 for the settings, 0.015 for these two models" in test.sentence
     assert test.result is not None
     assert test.result.low is not None

@@ -164,7 +164,7 @@ def test_fingerprint_changes_with_moments_and_settings(change: str) -> None:
 
 
 def test_cuda_graphs_on_a_cpu_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--cuda_graphs on is not possible: they are for a GPU"):
+    with pytest.raises(ConfigError, match="--cuda_graphs on is not possible: they require a GPU"):
         apply_speedups(tiny_bert(), None, Padding(), device=CPU, cuda_graphs="on")
     assert apply_speedups(tiny_bert(), None, Padding(), device=CPU).notes == ()
 
