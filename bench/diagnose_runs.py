@@ -143,7 +143,7 @@ def _swapped(share: float) -> Spoil:
 
 
 def _without_class(splits: Splits, task: str, pick: random.Random, times: float) -> None:
-    """Remove all but every 40th training row of one class (neither the largest nor the smallest)."""
+    """Remove all except every 40th training row of one class (neither the largest nor the smallest)."""
     counts: dict[Any, int] = {}
     for _, label in splits["validation"]:
         counts[label] = counts.get(label, 0) + 1

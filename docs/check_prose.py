@@ -1,7 +1,7 @@
 """Check README, docs, help and messages for phrases that readers stumble over: python docs/check_prose.py
 
-Covers all Markdown pages, the `--help_all` output of every command, and docstrings, messages and comments in src, bench and tests
-(in tests without strings, which may be test data). Code blocks, inline code and quotations are skipped. Exits with 1 if a phrase
+Covers all Markdown pages, the `--help_all` output of every command, and docstrings, messages, comments and test names in src, bench
+and tests (in tests without strings, which may be test data). Code blocks, inline code and quotations are skipped. Exits with 1 if a phrase
 is found.
 """
 
@@ -17,36 +17,51 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-UNITS = "rows|examples|ms|seconds|points|steps|tokens|labels|bytes|lines"
+UNITS = "rows?|examples?|ms|seconds?|points?|steps?|tokens?|labels|bytes?|lines?|times"
+GROUPS = (
+    "label|class|step|row|second|epoch|run|batch|line|token|file|split|fold|trial|rank|device|example|text|minute|hour"
+)
 PATTERNS = {
     r"\bbeside\b": "compared with, in addition to",
     r"\b(anew|afresh|for ever|as ever)\b": "again, from scratch, forever, as usual",
     r"\bat once\b": "immediately, together",
-    rf"\b({UNITS}) an? (label|class|step|row|second|epoch|run|batch|line|token)\b": "per",
+    rf"\b({UNITS}) an? ({GROUPS})\b": "per",
     r"\b(is|are|was|were|be|been) (told|said)\b": "reported, logged",
     r"\bof (its|their|our|your|his) own\b": "separate, or drop it",
-    r"\bof (ours|the user's)\b": "our, the user's ...",
-    r"(?-i:(^|[.:;] )(What|Where|Of|Inside) )(?![^.]*\?)": "a noun or a verb first",
+    r"\bof the user's\b": "the user's ...",
+    r"\b(times|than|as|by|of|to|from|with) ours\b": "tunesmith's",
+    r"\b(faster|slower|better|worse|larger|smaller|first|one) of both\b": "of the two",
+    r"(?-i:(^|[.:;] )(What|Where|Of|Inside),? )(?![^.]*\?)": "a noun or a verb first",
     r"\b(unless|except|only|and|but|than|None|NaN|empty|;) where\b": "if, when",
     r"\bholds\b(?! (out|the lock|a lock)\b)": "contains, uses",
     r"\bgives\b": "returns, prints, has",
     r"\balone\b(?! does)": "only",
-    r"\b(when|if|unless|is|are|was|were) given\b": "set, passed",
+    r"\b(when|if|unless|is|are|was|were|be|not|as|the) given\b(?! label)": "set, passed",
+    r"\btakes (any|only|no|both|several)\b(?! (part|seconds))": "accepts, supports",
     r"\b(stands?|lies?) (in|on|behind|there|over)\b": "is in, is stored in",
-    r"\bleft.out\b": "omitted, held-out",
-    r"\b(chose nothing|to choose on)\b": "held-out, development",
-    r"\bso many\b": "this many",
+    r"\b(left.out|leave out|leav(e|es|ing) (\S+ ){1,3}out)\b": "omitted, held-out",
+    r"\b(chose nothing|to choose on|nothing of (it|them))\b": "held-out, development",
+    r"\bso (many|few)\b": "this many, too few",
+    r"\b(surest of|(is|are) not concerned|worth its time|(in|for) company|goes by|hands (to|over))\b": "plain words",
+    r"\b(says?|saying) (more |little |nothing |something )?of\b": "about, reveals",
+    r"\b(otherwise than|(is|are) not what)\b": "different from",
+    r"\b(all|every|none|nothing|anything|rank 0) (\w+ )?but\b": "except, other than",
+    r"\b(a|each|every|one|another|the first|the best|the last) (try|look|suspect)\b": "trial, evaluation, suspected label error",
+    r"\b(is|are|was|were|be) cut\b": "truncated",
+    r"\b(not built in|holds? up)\b": "not supported, delay",
+    r"\b(equal seconds|it is for (one|two|a single))\b": "equal time, it requires",
     r"\bother bits\b": "not bit-identical",
     r"\b(of|with) another (size|value|kind|type|label|version|config|name)\b": "a different",
     r"\b(not finite|something that is not a number)\b": "NaN or infinite",
     r"\b(left open|leave open|leaves open)\b": "unset",
     r"\basked for\b": "requested, set",
     r"\bin one order\b": "deterministic",
-    r"\b(the|this|a|each|both|every) (house|room|doors?|keeper|bank)\b": "codebase, package, entry point, ...",
-    r"\b(best constant|captured steps?|model soup|sealed|suspects)\b": "the standard term of STYLE.md",
+    r"\b(the|this|a|each|both|every|one|two|four) (house|room|doors?|keeper|bank)\b": "codebase, package, entry point, ...",
+    r"\b(best constant|captured steps?|model soup|sealed|suspects|floors?)\b": "the standard term of STYLE.md",
+    r"(\A|\| )the same[,|:]": "a noun",
     r"\b(since then|as of today)\b": "write in the present tense",
-    r"\b(labell|modell|cancell|normalis|initialis|optimis(?!tic)|tokenis|summaris|organis|recognis|quantis|serialis|minimis)\w*": "US spelling",
-    r"\b(colou?red by|colours?|behaviour|honour\w*|favour\w*|maths|neighbours?|analys(e|ed|ing)|centre\w*|grey|artefacts?)\b": "US spelling",
+    r"\b\w*(labell|modell|cancell(?!ation)|normalis|initialis|optimis(?!tic)|tokenis|summaris|organis|recognis|quantis|serialis|minimis)\w*": "US spelling",
+    r"\b((colour|behaviour|honour|favour|neighbour|centre|artefact)\w*|maths|analys(e|ed|ing)|grey|towards|licence|catalogue)\b": "US spelling",
     r"\bfrom [\d,]+ (\w+ )?on\b": "or more",
     r"\bspeed-ups?\b": "speedup",
     r"\b(learnt|mended|thereof|hitherto|gives? away|whilst)\b": "learned, fixed, ...",
@@ -54,9 +69,10 @@ PATTERNS = {
 IN_TEXTS = {
     r"(?-i:(^|[.:;,] |\b(or|and) ))give\b(?! up)": "set, pass, run",
     r"(?-i:(^|[.:;] ))Give\b": "Set, pass, run",
-    r"\b(cut short|is cut|are cut)\b": "truncated",
+    r"\bcut short\b": "truncated",
+    r"\bin common\b": "shared",
     r"\ball the same\b": "anyway",
-    r"\bleave (\S+ ){1,3}out\b": "omit",
+    r"(\A|\| ?)(what|where) (?![^.|]*\?)": "a noun or a verb first",
     r"\b(differs? otherwise|started with something else)\b": "differs, with different settings",
 }
 """Patterns for pages, help and messages, which users read; docstrings and comments may use these words."""
@@ -110,11 +126,11 @@ def source_texts(path: Path) -> Iterator[tuple[int, str, bool]]:
         yield start, "\n".join(lines), False
 
 
-def long_test_names(path: Path) -> Iterator[str]:
-    """Yield a line for each test whose name is too long."""
+def test_names(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each test."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > MOST_NAME_CHARACTERS:
-            yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {len(node.name)} characters"
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield node.lineno, node.name
 
 
 def help_lines() -> Iterator[tuple[str, str]]:
@@ -147,6 +163,7 @@ def main() -> int:
             for number, text, message in source_texts(path)
             if not message or folder != "tests"
         ]
+        texts += [(name, number, test.replace("_", " "), FOUND) for number, test in test_names(path)]
     texts += [(Path(command), 1, line, STRICT) for command, line in help_lines()]
     hits = [
         f"{place}:{number + text.count(chr(10), 0, match.start())}: {' '.join(match[0].split())!r} (write: {instead})"
@@ -154,7 +171,12 @@ def main() -> int:
         for pattern, instead in patterns
         for match in pattern.finditer(text)
     ]
-    hits += [line for path in tests for line in long_test_names(path)]
+    hits += [
+        f"{path.relative_to(ROOT)}:{number}: {test} has {len(test)} characters"
+        for path in tests
+        for number, test in test_names(path)
+        if len(test) > MOST_NAME_CHARACTERS
+    ]
     print("\n".join(hits) or "No hits.")
     return 1 if hits else 0
 

@@ -355,7 +355,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     """Fine-tunes an encoder on texts and classes. X: texts or pairs; y: names, ids, lists of labels, or 0/1 columns.
 
-    Parameters that are None have the defaults of `tunesmith train`; `options` takes any other option of it by name.
+    Parameters that are None have the defaults of `tunesmith train`; `options` accepts all its other options.
     """
 
     def fit(self, X: Any, y: Any, **unsupported: Any) -> Self:

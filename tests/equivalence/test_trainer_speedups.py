@@ -198,7 +198,7 @@ def whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_captured_steps_equal_transformers(name: str, tmp_path: Path, whole_steps: None) -> None:
+def test_graph_steps_equal_transformers(name: str, tmp_path: Path, whole_steps: None) -> None:
     seen = []
     for kind in (transformers.Trainer, Trainer):
         trainer = make(kind, tmp_path, save_strategy="steps", save_steps=4, **CAPTURED[name])
@@ -212,7 +212,7 @@ def test_captured_steps_equal_transformers(name: str, tmp_path: Path, whole_step
         assert ours == pytest.approx(theirs, **tolerance)
 
 
-def test_captured_steps_resume_exactly_with_dropout(tmp_path: Path, whole_steps: None) -> None:
+def test_graph_steps_resume_exactly_with_dropout(tmp_path: Path, whole_steps: None) -> None:
     def run(folder: Path, **more: Any) -> Any:
         torch.manual_seed(0)
         model = BertForSequenceClassification(BertConfig(**SIZES, max_position_embeddings=64))

@@ -116,7 +116,7 @@ def test_tied_embedding_is_trained_as_a_whole() -> None:
     assert "tied" in str(why_not_restricted(model))
 
 
-def test_memory_read_by_captured_steps_stays_in_place() -> None:
+def test_memory_read_by_cuda_graphs_stays_in_place() -> None:
     model = make_model("bert")
     cut = RestrictedVocabulary(model, np.arange(20))
     table = model.get_input_embeddings()

@@ -208,7 +208,7 @@ def parse_calls(text: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def test_run_holds_at_most_two_checkpoints(bench: Any, folder: Path) -> None:
+def test_run_keeps_at_most_two_checkpoints(bench: Any, folder: Path) -> None:
     """During 50 saves with defaults, disk usage (hard links count once) stays below the bound."""
     options = {"rows": 200, "epochs": 1, "save_every": 1, "evaluate_every": 5, "watch_bytes": True}
     ended = engine(folder, options=options)

@@ -59,7 +59,7 @@ def unbroken(rows: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("how", ["again", "uncaptured"])
-def test_captured_steps_are_bit_identical_and_match_uncaptured(rows: Any, unbroken: Any, how: str) -> None:
+def test_graph_steps_are_bit_identical_and_match_uncaptured(rows: Any, unbroken: Any, how: str) -> None:
     state = make_state(rows, LAYERS, "bf16", 0.1)
     assert state[0].graphs is not None
     state[0].graphs.off = how == "uncaptured"

@@ -240,7 +240,7 @@ MOST_MARKED = 100
 
 
 def _markers(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]) -> list[Finding]:
-    """Find words such as [POS] that nearly all rows of a class have and hardly any other row, for all classes but one."""
+    """Find words such as [POS] that nearly all rows of a class have and hardly any other row, for all classes except one."""
     if labels.task is Task.REGRESSION or len(labels) > MOST_MARKED:
         return []
     counts: dict[int, Counter[str]] = {}

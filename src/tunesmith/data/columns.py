@@ -286,8 +286,9 @@ def _pair_names(first: str, second: str) -> bool:
 
 
 def quoted(names: Sequence[str]) -> str:
-    """Format names as `'a' and 'b'`."""
-    return " and ".join(map(repr, names))
+    """Format names as `'a', 'b' and 'c'`."""
+    *first, last = map(repr, names)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 GLUE_TASKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -79,7 +79,7 @@ def t_quantile(degrees: int) -> float:
 
 
 def wilson_limits(share: Array | float, n: Array | float) -> tuple[Array, Array]:
-    """Return Wilson's interval for a proportion, elementwise; [0, 1] where n is 0."""
+    """Return Wilson's interval for a proportion, elementwise; [0, 1] if n is 0."""
     z = Z
     share, n = np.asarray(share, np.float64), np.asarray(n, np.float64)
     safe = np.where(n > 0, n, 1.0)

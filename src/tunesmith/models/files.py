@@ -344,7 +344,7 @@ def count_parameters(folder: Path) -> int:
 def read_tensor_header(file: Path) -> dict[str, Any]:
     """Return name -> type, shape and place of the tensors.
 
-    Anything but a regular file whose header describes exactly the bytes after it is a ConfigError.
+    Raise ConfigError unless this is a regular file whose header describes exactly the bytes after it.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -28,6 +28,7 @@ from tunesmith.data.audit import (
     sample_rows,
     sort_findings,
 )
+from tunesmith.data.columns import quoted
 from tunesmith.data.read import DataBundle, load_data
 from tunesmith.data.tokenize import (
     LONGEST_LENGTH,
@@ -272,8 +273,8 @@ def log_data(log: Log, data: RunData) -> None:
     """Print how the data was read, the size of each split, and warnings."""
     bundle = data.bundle
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in bundle.splits.items())
-    texts = " and ".join(map(repr, bundle.columns.named))
-    log(f"Data: {sizes} rows; text {texts}, label {bundle.columns.label!r} ({_describe_labels(bundle.labels)}).")
+    label = f"label {bundle.columns.label!r} ({_describe_labels(bundle.labels)})"
+    log(f"Data: {sizes} rows; text {quoted(bundle.columns.named)}, {label}.")
     ours = names_of_run(bundle.columns.text, bundle.labels)
     for note in (*bundle.notes, *data.notes, describe_renaming(ours, ours.values())):
         if note is not None:

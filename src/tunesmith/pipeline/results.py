@@ -324,11 +324,11 @@ def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int
     bundle = prepared.bundle
     names = ", ".join(f"`{n}`" for n in bundle.labels.names[:20])
     what = {Task.REGRESSION: "a number", Task.MULTILABEL: f"any of {names}"}.get(bundle.labels.task, f"one of {names}")
-    columns = " and ".join(f"`{c}`" for c in bundle.columns.named)
+    columns = ", ".join(f"`{c}`" for c in bundle.columns.named)
     pair = ', "text_pair": "..."' if len(bundle.columns.text) == 2 else ""
     text = "\\n".join(f"{' '.join(c.split())}: ..." for c in bundle.columns.rendered) or "..."
     lines = ["---", *_metadata(prepared, scores, name, str(base)), "---", "", f"# {_escape(name)}", ""]
-    lines += [f"`{base}` fine-tuned by tunesmith to read {columns} and predict {what}.", ""]
+    lines += [f"`{base}` fine-tuned by tunesmith to predict {what} from {columns}.", ""]
     lines += ["## Scores", "", "| split | metric | value | 95% interval | rows |", "|---|---|---|---|---|"]
     for split, found in scores.items():
         for metric, score in found.items():

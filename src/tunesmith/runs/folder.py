@@ -502,7 +502,7 @@ class RunDir:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files that are written in one piece: all but the event log and the lock."""
+        """Files that are written in one piece: all except the event log and the lock."""
         return (*self.remade_files, *self.result_files)
 
     @property

@@ -188,7 +188,7 @@ class FusedStack:
         vars(self._stack).pop("forward", None)
 
     def refresh_if_changed(self) -> None:
-        """Update the copies if anything but the optimizer kernel changed or replaced the weights."""
+        """Update the copies if anything other than the optimizer kernel changed or replaced the weights."""
         seen = [(p._version, p.data_ptr()) for p in self._copied]
         if seen != self._seen:
             self._refresh()

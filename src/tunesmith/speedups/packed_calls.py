@@ -183,7 +183,7 @@ class PackedModule:
 class PackedCalls:
     """Packs the batches of one model while it is active, after a comparison with the plain model on the first batch.
 
-    `only_loss`: the caller reads nothing but the model's own loss while it trains, so outputs for padding may differ.
+    `only_loss`: the caller reads only the model's own loss while it trains, so outputs for padding may differ.
     """
 
     def __init__(self, model: nn.Module, *, half: bool = False, only_loss: bool = False) -> None:

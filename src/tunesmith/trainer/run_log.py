@@ -60,7 +60,7 @@ class RunLog:
         self._step, self._time = event.step, now
 
     def evaluated(self, trainer: Any, prefix: str, output: Any, seconds: float) -> None:
-        """Append an evaluation, with the loss and prediction of each row where the task is known."""
+        """Append an evaluation, with the loss and prediction of each row if the task is known."""
         state, split = trainer.state, "validation" if prefix == "eval" else prefix.removeprefix("eval_")
         if (state.global_step, split) in self._known:
             return

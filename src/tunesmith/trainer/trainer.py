@@ -298,7 +298,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             yield run
 
     def _find_checkpoint(self, wanted: str | bool | None, run: RunDir) -> str | None:
-        """Return the folder to resume from: the newest valid one, or the given one after its verification."""
+        """Return the folder to resume from: the newest valid one, or the requested one after its verification."""
         self._skipped = ()
         if wanted is None or wanted is False:
             return None

@@ -219,7 +219,7 @@ def param_groups(
 
 
 def freeze(model: nn.Module, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Freeze "embeddings", "encoder" (all but pooler and head) or "layers.0-3"; return the frozen names."""
+    """Freeze "embeddings", "encoder" (all except pooler and head) or "layers.0-3"; return the frozen names."""
     layers = count_layers(model)
     frozen: list[str] = []
     for part in parts:

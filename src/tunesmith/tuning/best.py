@@ -322,7 +322,7 @@ class BestSearch:
             found = Outcome("stopped", why=error.problem)
         except (NumericsError, ConfigError) as error:
             if variant.name == "auto":
-                raise  # the given options are wrong: no variant can work
+                raise  # the options of the user are wrong: no variant can work
             found = Outcome("failed", why=error.line())
         found = replace(found, seconds=max(found.seconds, time.monotonic() - began))
         self.record["runs"][run.name] = asdict(found)

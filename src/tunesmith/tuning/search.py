@@ -1,6 +1,6 @@
 """`tunesmith search`: Optuna trials of one config, each an ordinary run in its own folder, shared by any number of processes.
 
-The first trial uses the config as given. Trials are compared on the validation examples; test examples are not read.
+The first trial uses the config unchanged. Trials are compared on the validation examples; test examples are not read.
 
 The study is a journal file in the search folder. Each trial has a lock file, held by the process that works on it. The kernel
 releases it when that process dies, and the next process takes the trial over, with the same number and values.
@@ -241,7 +241,7 @@ def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Cl
         store.tell(claimed, "pruned", None, shown)
     except (NumericsError, ConfigError) as error:
         if claimed.number == 0:
-            raise  # the given config is wrong: no trial can work
+            raise  # the config is wrong: no trial can work
         shown = error.line()
         store.tell(claimed, "failed", None, shown)
     with store.alone():
@@ -366,7 +366,7 @@ class TrialStore:
             return Claimed(trial.number, self._draw(trial), trial, lock)
 
     def _draw(self, trial: Any) -> dict[str, Any]:
-        """Return the values of a trial; none for the first one, which uses the config as given."""
+        """Return the values of a trial; none for the first one, which uses the config unchanged."""
         options: dict[str, Any] = {}
         for at, vary in enumerate(self._plan.space if trial.number else ()):
             # A sampler that depends only on seed, trial and option, not on the process.

@@ -37,7 +37,7 @@ def make_logits(
 
 
 def make_run(task: Task, seed: int, skills: list[float], rows: int = 200, noise: float = 0.3) -> list[Event]:
-    """Make one evaluation per epoch with the given skills; training always improves."""
+    """Make one evaluation per epoch with these skills; training always improves."""
     draw = np.random.default_rng(seed)
     labels, steps = make_labels(task, rows, draw), 40
     constant = BestConstant.of(task, make_labels(task, 900, np.random.default_rng(seed)), WIDTH[task])
@@ -89,7 +89,7 @@ def test_run_that_learns_well_is_healthy_for_every_task(task: Task) -> None:
     assert found[0].code == "healthy", found[0]
 
 
-def test_curves_alone_at_chance_are_never_healthy(synthetic: SimpleNamespace) -> None:
+def test_only_curves_at_chance_are_never_healthy(synthetic: SimpleNamespace) -> None:
     counts = {"a": 2474, "b": 1194}
     for seed in range(40):
         draw = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ def draw(rng: np.random.Generator, count: int, *, sharpness: float = 1.5) -> tup
     return table, labels, HeldOut.of(table, table.argmax(axis=1), labels)
 
 
-def test_bound_holds_on_new_examples_in_95_percent_of_draws():
+def test_bound_is_kept_on_new_examples_in_95_percent_of_draws():
     rng = np.random.default_rng(0)
     table, labels, _ = draw(rng, 50_000)
     exceeded = answered = 0

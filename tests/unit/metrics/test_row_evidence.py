@@ -48,7 +48,7 @@ def test_evidence_survives_encoding(task: Task) -> None:
 
 
 @pytest.mark.parametrize("task", list(Task))
-def test_best_constant_has_the_lowest_loss(task: Task) -> None:
+def test_constant_baseline_has_the_lowest_loss(task: Task) -> None:
     labels = make_labels(task, 500)
     best = BestConstant.of(task, labels, WIDTH[task])
     cost = row_losses(task, best.logits(500), labels).mean()

@@ -68,7 +68,7 @@ def test_removed_run_folder_ends_the_run(how: str, save_strategy: str, tiny: Pat
     assert how != "removed" or not run.exists()
 
 
-def test_any_run_name_gives_a_valid_model_card(tiny: Path, cache: Path, tmp_path: Path) -> None:
+def test_any_run_name_has_a_valid_model_card(tiny: Path, cache: Path, tmp_path: Path) -> None:
     name = 'line\nbreak: "quoted" \\ | <b>\u2028\x85---\n---'
     result = train_rows(tmp_path / "run", tiny, cache, max_steps=1, run_name=name)
     front, body = result.run.card_file.read_text().removeprefix("---\n").split("\n---\n", 1)

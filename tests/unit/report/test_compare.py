@@ -185,7 +185,7 @@ def test_multilabel_runs_are_paired(make) -> None:
     assert test.sentence.startswith(f"{NO_EVIDENCE}: f1_micro")
 
 
-def test_run_is_not_compared_with_itself_or_alone(make) -> None:
+def test_run_is_not_compared_with_itself_or_nothing(make) -> None:
     a = make("a")
     with pytest.raises(ConfigError, match="named twice"):
         compare_runs([a, a])

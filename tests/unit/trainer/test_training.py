@@ -55,7 +55,7 @@ def test_order_does_not_depend_on_workers(tmp_path: Path, workers: int) -> None:
     assert torch.equal(plain.model.a, other.model.a)
 
 
-def test_data_seed_alone_changes_the_order(tmp_path: Path) -> None:
+def test_data_seed_changes_the_order(tmp_path: Path) -> None:
     runs = [make(tmp_path / str(seed), data_seed=seed) for seed in (None, 42, 7)]
     for run in runs:
         run.train()
