@@ -242,7 +242,7 @@ def test_backward_can_run_twice_until_the_next_forward_pass() -> None:
 
 
 @pytest.mark.parametrize("output", ["tuple", "hidden states", "both"])
-def test_outputs_have_the_form_that_the_caller_asked_for(output: str) -> None:
+def test_outputs_have_the_requested_form(output: str) -> None:
     model, plain, graphs = pair(make_model().bert)
     batch = make_batch(5, 9)
     del batch["labels"]
