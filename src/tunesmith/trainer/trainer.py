@@ -84,7 +84,7 @@ from tunesmith.training.checkpoint import (
     write_files,
 )
 from tunesmith.training.optimizer import fuse_update
-from tunesmith.training.state import generator_states, restore_generators
+from tunesmith.training.state import SMALLEST, generator_states, restore_generators
 
 if TYPE_CHECKING:
     from tunesmith.trainer.captured_steps import CapturedSteps
@@ -204,8 +204,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     _step_loss: Any = None
     _waiting: tuple[WaitingStep, ...] = ()
     _skips_on_device: bool = False
-    """Whether the optimizer skips a NaN update by itself, so that no step waits for the GPU."""
-    _loss_before: float = 0.0
+    """Whether the optimizer or the loss scaler skips a NaN update by itself, so that no step waits for the GPU."""
+    _loss_before: Any = 0.0
     _step_tokens: tuple[int, int] = (0, 0)
     _batches_read: int = 0
     _epoch: int = 0
@@ -390,11 +390,20 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._waiting, optimizer = (), self._plain_optimizer()
         if self._captured is not None:
             self._captured.begin(optimizer)
-        scaled = getattr(self.accelerator, "scaler", None) is not None
-        own = type(self)._get_grad_norm is not Trainer._get_grad_norm or scaled or self.args.world_size > 1
+        own = type(self)._get_grad_norm is not Trainer._get_grad_norm or self.args.world_size > 1
         alone = self._on_gpu and self._packed is not None and self._captured is None and not own
-        self._skips_on_device = alone and fuse_update(optimizer)
+        self._skips_on_device = alone and (self._scaler is not None or fuse_update(optimizer))
         return prepared
+
+    @property
+    def _scaler(self) -> Any:
+        """The gradient scaler of fp16, or None."""
+        scaler = getattr(self.accelerator, "scaler", None)
+        return scaler if scaler is not None and scaler.is_enabled() else None
+
+    def _may_overflow(self) -> bool:
+        """Return whether an infinite gradient may be due to the scale of fp16, which is then lowered."""
+        return self._scaler is not None and self._scaler.get_scale() > SMALLEST
 
     def _close_captured(self) -> None:
         if self._captured is not None:
@@ -470,7 +479,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._epoch_open, self._noted_step = self.state.global_step > self._noted_step, self.state.global_step
         loss = self._step_loss
         if loss is None and self._epoch_open and self._captured is None:  # `training_step` is the user's
-            loss = float(tr_loss) - self._loss_before
+            loss = self._kept(tr_loss) - self._loss_before
         if loss is not None:
             rate = options.get("learning_rate") or self._get_learning_rate()
             rows, epoch = self.get_total_train_batch_size(self.args), float(self.state.epoch or 0.0)
@@ -484,7 +493,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self.read_back()
         own_step, self._step_loss, self._step_tokens = self._step_loss is None, None, (0, 0)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **options)
-        self._loss_before = float(tr_loss) if own_step else 0.0
+        self._loss_before = self._kept(tr_loss) if own_step else 0.0
+
+    def _kept(self, loss: torch.Tensor) -> Any:
+        """Return the loss as a number, or a copy on the GPU if nothing has to wait for it."""
+        return loss.detach().clone() if self._skips_on_device else float(loss)
 
     def note_step(self, step: WaitingStep) -> None:
         """Keep a step for `read_back`."""
@@ -500,7 +513,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             if self._run_log is not None:
                 self._run_log.step(replace(step.event, loss=loss, grad_norm=norm), step.time)
             gated = self._captured is not None or self._skips_on_device
-            if gated and not all(number is None or math.isfinite(number) for number in (loss, norm)):
+            is_bad = [number is not None and not math.isfinite(number) for number in (loss, norm)]
+            if gated and (is_bad[0] or (is_bad[1] and not self._may_overflow())):
                 self._stop_at_nan("loss or gradient", "", step=step.event.step, rows=step.rows())
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
@@ -594,7 +608,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             real, all_ids = self._step_tokens
             count = int(mask.sum()) if isinstance(mask, torch.Tensor) else ids.numel()
             self._step_tokens = (real + count, all_ids + ids.numel())
-        value = loss if self._skips_on_device else float(loss)
+        value = self._kept(loss)
         self._step_loss = value if self._step_loss is None else self._step_loss + value
         if not self._skips_on_device and not math.isfinite(value):
             self._stop_at_nan("loss", "")
@@ -636,17 +650,18 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Return the gradient norm; one that is NaN or infinite raises a NumericsError before the update.
 
-        A fused optimizer on a GPU skips the update by itself, and `read_back` raises the error.
+        On a GPU, a fused optimizer or the scaler of fp16 skips the update by itself, and `read_back` raises the error.
         """
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if self._skips_on_device and isinstance(norm, torch.Tensor):
+            if self._scaler is not None:
+                return norm
             found = [norm, self._step_loss] if isinstance(self._step_loss, torch.Tensor) else [norm]
             finite = torch.stack([torch.isfinite(number).reshape(()) for number in found]).all()
             self._plain_optimizer().found_inf = (~finite).float()
             return norm
-        scaler = getattr(self.accelerator, "scaler", None)
-        if norm is None or (scaler is not None and scaler.is_enabled() and scaler.get_scale() > 2.0**-10):
-            return norm  # fp16: the scaler skips the update and lowers the scale
+        if norm is None or self._may_overflow():
+            return norm
         if not abs(float(norm)) < float("inf"):
             named = ((n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None)
             name = next((n for n, g in named if not bool(torch.isfinite(g).all())), "")

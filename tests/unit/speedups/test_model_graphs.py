@@ -681,6 +681,68 @@ def test_nan_on_a_gpu_stops_the_run_with_finite_weights(tmp_path: Path, stand_in
     assert [line["loss"] is None for line in steps if line["event"] == "StepDone"] == [False] * 4 + [True]
 
 
+class InFp16(Weighted):
+    """A script with the gradient scaler of fp16, whose gradients and losses are NaN or infinite in some steps."""
+
+    scale, infinite_gradients, nan_losses = 2.0**16, (), ()
+
+    def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
+        self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=self.scale)
+        return super()._prepare_for_training(*args, **options)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if self.state.global_step in self.infinite_gradients:
+            model.classifier.weight.grad.fill_(math.inf)
+        self.accelerator.scaler.unscale_(self._plain_optimizer())
+        return super()._clip_grad_norm(model)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        found = super().compute_loss(model, inputs, *args, **options)
+        return found * math.nan if self.state.global_step in self.nan_losses else found
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize(
+    ("options", "stops"),
+    [
+        ({"infinite_gradients": (3, 4)}, None),
+        ({"infinite_gradients": (3,), "scale": 2.0**-10}, 4),
+        ({"nan_losses": (5,)}, 6),
+    ],
+)
+def test_fp16_run_stops_unless_the_scale_overflows(
+    options: dict[str, Any], stops: int | None, tmp_path: Path, stand_in: StandIn
+) -> None:
+    kind = type("Fp16", (InFp16,), options)
+    given = {"logging_steps": 100, "eval_strategy": "no"}
+    model = make_model()
+    if stops is None:
+        trainer = train(kind, tmp_path, model, **given)
+        assert (trainer.state.global_step, trainer.accelerator.scaler.get_scale()) == (10, 2.0**14)
+    else:
+        with pytest.raises(NumericsError, match=f"step {stops}: "):
+            train(kind, tmp_path, model, **given)
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+@pytest.mark.trains
+def test_own_training_step_has_the_same_event_log(tmp_path: Path, stand_in: StandIn) -> None:
+    class Own(Weighted):
+        def training_step(self, model: Any, inputs: Any, *_: Any) -> torch.Tensor:
+            model.train()
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    losses = []
+    for kind in (Own, type("Plain", (Own,), {"use_speed_ups": False})):
+        train(kind, tmp_path / kind.__name__, make_model(), logging_steps=3, eval_strategy="no")
+        lines = (tmp_path / kind.__name__ / "journal.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines if '"StepDone"' in line])
+    assert len(losses[0]) == 10
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
 @pytest.mark.trains
 def test_event_log_has_losses_of_steps_that_were_read_late(tmp_path: Path, stand_in: StandIn) -> None:
     logs = []
