@@ -436,7 +436,7 @@ def _read_probabilities(source: Source, columns: Sequence[str]) -> np.ndarray[An
         row = int(wrong.argmax())
         fix = "List one column for each class. If a row can have several labels, write 0 or 1."
         where = source.where(row, ",".join(columns))
-        raise DataError(f"the probabilities sum to {sums[row]:.4g}, expected 1", where=where, fix=fix)
+        raise DataError(f"the probabilities sum to {sums[row]:.4f}, expected 1", where=where, fix=fix)
     return np.asarray(table / sums[:, None])
 
 

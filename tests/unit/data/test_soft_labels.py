@@ -102,7 +102,7 @@ def test_zero_one_columns_are_still_several_labels(tmp_path: Path) -> None:
         ({"p_neg": -0.1, "p_neu": 0.5, "p_pos": 0.6}, r"train.csv:7:p_neg: the probability -0.1 is negative"),
         ({"p_neg": "nan"}, r"train.csv:7:p_neg: 'nan' is not a number"),
         ({"p_pos": ""}, r"train.csv:7:p_pos: the number is missing"),
-        ({"p_neg": 0.9}, r"train.csv:7:p_neg,p_neu,p_pos: the probabilities sum to 1.2, expected 1"),
+        ({"p_neg": 0.9}, r"train.csv:7:p_neg,p_neu,p_pos: the probabilities sum to 1.2000, expected 1"),
         ({"p_neg": 0.685}, r"sum to 0.985"),
     ],
 )
@@ -127,6 +127,7 @@ def test_confidence_is_put_on_the_label_and_the_rest_spread(tmp_path: Path) -> N
     targets = bundle.parts["train"].targets()
     assert targets is not None
     assert targets[:3] == pytest.approx(np.array([[0.4, 0.3, 0.3], [0.25, 0.5, 0.25], [0.2, 0.2, 0.6]]))
+    assert not any("Not used" in note for note in bundle.notes)
 
 
 def test_invalid_confidence_is_refused_with_row_and_column(tmp_path: Path) -> None:

@@ -151,22 +151,28 @@ def test_longest_column_is_truncated_first(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("names", "change", "problem"),
     [
         (
+            "one,x,copy",
             {"copy": lambda row: row["label"].upper()},
             "train.csv:2:copy: column 'copy' duplicates the label in all 40 rows",
         ),
-        ({"x": lambda row: "", "one": lambda row: "", "copy": lambda row: ""}, "the text is empty"),
+        (
+            "x,copy",
+            {"copy": lambda row: "NY"[row["label"] == "good"]},
+            "train.csv:2:copy: column 'copy' duplicates the label in all 40 rows",
+        ),
+        ("one,x,copy", {"x": lambda row: "", "one": lambda row: "", "copy": lambda row: ""}, "the text is empty"),
     ],
 )
 def test_useless_training_columns_are_refused(
-    change: Any, problem: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    names: str, change: Any, problem: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{**row, **{name: make(row) for name, make in change.items()}} for row in rows_of(40)]
     file = write_csv(tmp_path / "train.csv", rows)
     words = ["train", "--train_file", str(file), "--model_name_or_path", str(home / "tiny"), "--use_cpu"]
-    words += ["--text_column_names", "one,x,copy", "--output_dir", str(tmp_path / "run")]
+    words += ["--text_column_names", names, "--output_dir", str(tmp_path / "run")]
     assert main(words) == 3
     assert problem in capsys.readouterr().err
 
