@@ -589,11 +589,14 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
         if sure >= 0.5:
             evidence += f". Otherwise most likely: {code.replace('_', ' ')}"
         code, close = "not_enough_evidence", []
-    only = None if reading.rows is None else only_class(reading.rows.validation[-1])
-    if only is not None:
-        assert reading.rows is not None
-        name, rows = reading.label_name(only), len(reading.rows.validation[-1])
-        evidence = f"the model predicts only one class, {name}, for all {rows} validation examples; {evidence}"
+    last = None if reading.rows is None else reading.rows.validation[-1 if reading.kept is None else reading.kept]
+    only = None if last is None else only_class(last)
+    if last is not None and only is not None:
+        count, rows = int((last.predictions == only).sum()), len(last)
+        of = f"all {rows}" if count == rows else f"{count} of {rows}"
+        evidence = (
+            f"the model predicts only one class, {reading.label_name(only)}, for {of} validation examples; {evidence}"
+        )
         advice = one_class_advice(reading, code, advice)
     severity: Severity = SEVERITY.get(code, "warning")
     if severity == "error" and sure < SURE:

@@ -246,15 +246,22 @@ def test_memorized_regression_with_flat_loss_is_overfitting(synthetic: SimpleNam
     assert found.evidence.startswith("the training examples are memorized: train loss is 0.00, validation loss 0.50")
 
 
-def row_run(synthetic: SimpleNamespace, logits: np.ndarray, labels: np.ndarray, losses: list[float]) -> Curves:
-    """Return a run whose evaluations all have these predictions."""
+def row_run(
+    synthetic: SimpleNamespace,
+    logits: np.ndarray | list[np.ndarray],
+    labels: np.ndarray,
+    losses: list[float],
+    **run: Any,
+) -> Curves:
+    """Return a run with these predictions, the same at each evaluation unless `logits` is a list."""
     constant = BestConstant.of(Task.BINARY, labels, 2)
-    kept = keep_rows(constant, logits, labels)
-    assert kept is not None
+    predictions = iter(logits if isinstance(logits, list) else [logits] * 2 * len(losses))
     events = []
-    for event in synthetic.make_run(losses, losses, n=len(labels)):
+    for event in synthetic.make_run(losses, losses, n=len(labels), **run):
         events.append(event)
         if isinstance(event, Evaluated):
+            kept = keep_rows(constant, next(predictions), labels)
+            assert kept is not None
             events.append(RowsEvaluated(event.step, event.split, encode_rows(kept)))
     return curves_from_events(events)
 
@@ -269,6 +276,18 @@ def test_first_line_reports_single_predicted_class(synthetic: SimpleNamespace, r
     assert found.code != "healthy"
     assert found.evidence.startswith("the model predicts only one class, good, for all 200 validation examples; ")
     assert advised_options(found.advice[0]).keys() & {"num_train_epochs", "learning_rate"}
+
+
+def test_first_line_reports_single_class_of_kept_weights(synthetic: SimpleNamespace) -> None:
+    draw = np.random.default_rng(0)
+    labels = (draw.random(200) < 0.3).astype(np.int64)
+    one, both = np.stack([np.full(200, 1.0), draw.normal(0, 0.1, 200)], axis=1), draw.normal(0, 1, (200, 2))
+    one[:5, 1] = 2
+    curves = row_run(synthetic, [one] * 2 + [both] * 4, labels, [0.62, 0.63, 0.65], accuracy=[0.7, 0.5, 0.5])
+    found = diagnose_curves(curves, synthetic.CONFIG, label_names=("good", "bad"))[0]
+    assert found.evidence.startswith("the model predicts only one class, good, for 195 of 200 validation examples; ")
+    last = diagnose_curves(curves, synthetic.CONFIG | {"load_best_model_at_end": False})[0]
+    assert "only one class" not in last.evidence
 
 
 def test_label_noise_verdict_follows_its_estimate(synthetic: SimpleNamespace) -> None:
