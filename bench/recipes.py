@@ -23,6 +23,7 @@ import queue
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,25 @@ def mean_with_interval(gains: dict[Cell, list[float]]) -> tuple[float, float, fl
     return float(means.mean()), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
 
 
+def growth(runs: list[dict[str, Any]]) -> dict[tuple[str, str], dict[float, float]]:
+    """Return the mean score of `auto` in points by number of examples (all: infinity), by model and task.
+
+    An earlier rule trained some text pairs without a pair warm-up; these runs are excluded.
+    """
+    found: dict[tuple[str, str], dict[float, list[float]]] = {}
+    runs = [run for run in runs if run["recipe"] == "auto" and run.get("score") is not None]
+    pairs = {run["task"] for run in runs if run.get("pair_start")}
+    for run in sorted(runs, key=lambda run: (run["model"], run["task"], run["size"] or float("inf"))):
+        if run.get("pair_start") or run["task"] not in pairs:
+            sizes = found.setdefault((run["model"], run["task"]), {})
+            sizes.setdefault(run["size"] or float("inf"), []).append(100 * run["score"])
+    return {
+        cell: {size: statistics.fmean(points) for size, points in sizes.items()}
+        for cell, sizes in found.items()
+        if len(sizes) > 1
+    }
+
+
 def print_table(runs: list[dict[str, Any]]) -> None:
     """Print scores by cell, then the gain of each recipe, by model and overall."""
     if any(run["recipe"] == "hf" for run in runs):
@@ -151,6 +171,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
     for model in [*models, "all"] if len(models) > 1 else models:
         for name, against in pairs:
             _print_gain(model, name, against, [r for r in scored if model in ("all", r["model"])])
+    _print_growth(scored)
     _print_rare(scored)
     _print_seconds(scored)
     failed = [run for run in runs if "error" in run]
@@ -172,6 +193,14 @@ def _print_gain(model: str, name: str, against: str, runs: list[dict[str, Any]])
         f"| {model} | {name} | {against} | {mean:+.2f} | {low:+.2f} to {high:+.2f} | {task} {tasks[task]:+.2f} | "
         f"{cell[1]} {cell[2] or 'all'} {by_cell[cell]:+.1f} | {share:.0%} of {len(by_cell)} |"
     )
+
+
+def _print_growth(runs: list[dict[str, Any]]) -> None:
+    """Print the scores of `auto` by number of examples, and their smallest gain from one size to the next."""
+    print("\n| model | task | points of auto by rows | smallest gain |\n|---|---|---|---|")
+    for (model, task), points in growth(runs).items():
+        shown = ", ".join(f"{size:g}: {point:.1f}".replace("inf", "all") for size, point in points.items())
+        print(f"| {model} | {task} | {shown} | {min(b - a for a, b in pairwise(points.values())):+.1f} |")
 
 
 def _print_rare(runs: list[dict[str, Any]]) -> None:

@@ -137,6 +137,20 @@ def test_recipe_gains_match_measurements(
     assert f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" in words_of("docs/research/recipes.md")
 
 
+@pytest.mark.parametrize("file", ["pairs_h200.json", "pairs_sizes_h200.json"])
+def test_growth_of_pair_tasks_matches_measurements(recipes: SimpleNamespace, file: str) -> None:
+    page = (
+        (RESEARCH / "recipes.md").read_text(encoding="utf-8").partition("The score grows with")[2].partition("## ")[0]
+    )
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith(f"| `{file}`")]
+    found = recipes.growth(measured(file))
+    assert len(rows) == 3
+    for _, model, tasks, _, smallest in rows:
+        name = model.split(",")[0].replace("Random weights", "random-MiniLM-L6").replace("30m", "30m-english")
+        points = [list(found[name, task].values()) for task in tasks.split(", ")]
+        assert smallest == f"{min(large - small for small, large in points):+.1f} |"
+
+
 def test_every_measurement_file_is_described_on_a_research_page() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in RESEARCH.glob("*.md"))
     files = {path.name for path in MEASUREMENTS.iterdir()}
