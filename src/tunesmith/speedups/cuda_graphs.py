@@ -161,7 +161,7 @@ def capturing(graph: Any, pool: Any) -> Iterator[None]:
     the captured stream, and every later use of pinned memory would fail. Other threads continue to pin batches and to copy
     checkpoints; only this thread must not use the device otherwise.
     """
-    was_on = gc.isenabled()
+    was_on, stream = gc.isenabled(), torch.cuda.current_stream()
     gc.disable()
     try:
         with (
@@ -172,6 +172,7 @@ def capturing(graph: Any, pool: Any) -> Iterator[None]:
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # of a capture that broke off at its beginning
             yield
     finally:
+        torch.cuda.set_stream(stream)  # torch leaves the captured one current if the capture failed
         if was_on:
             gc.enable()
 

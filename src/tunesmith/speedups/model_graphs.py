@@ -14,6 +14,7 @@ A captured pass reads and writes fixed memory. Three rules keep it correct:
 
 from __future__ import annotations
 
+import copy
 import inspect
 import weakref
 from collections import OrderedDict
@@ -244,13 +245,12 @@ class GraphedEncoder:
         self._aliases: dict[nn.Parameter, nn.Parameter] = {}
         """Parameter -> another one in the memory that the graphs read. Its `.grad` is the memory that they write to."""
         self._plain: Callable[..., Any] = module.forward
-        self._entry = self._call
 
     def enable(self) -> None:
         """Take over the calls of the module."""
         self._previous = vars(self.module).get("forward")
         self._plain = self.module.forward
-        vars(self.module)["forward"] = self._entry
+        vars(self.module)["forward"] = self
 
     def disable(self) -> None:
         """Give the module its own forward back."""
@@ -266,7 +266,12 @@ class GraphedEncoder:
             slot.graphs.clear()
         self._slots, self._aliases, self._mark = [], {}, None
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model that is made during a step (a teacher, an average of weights) is plain."""
+        return copy.deepcopy(self._plain, memo)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the forward pass of the module returns."""
         if self._owner.off is not None or not torch.is_grad_enabled() or not self.module.training:
             return self._plain(*args, **kwargs)
         given = dict(zip(self._names, args, strict=False)) | kwargs

@@ -268,6 +268,19 @@ def test_gradient_hooks_are_called_once() -> None:
     assert_equal_gradients(model, plain)
 
 
+def test_copy_of_model_during_a_step_is_plain() -> None:
+    model, plain, graphs = pair(make_model())
+    with graphs.active():
+        model(**make_batch(5, 9)).loss.backward()
+        copied = copy.deepcopy(model)
+        replayed = graphs.capture.replayed
+        for one in (copied, plain):
+            one.zero_grad()
+            one(**make_batch(7, 3)).loss.backward()
+    assert_equal_gradients(copied, plain)
+    assert graphs.capture.replayed == replayed
+
+
 def leaves_of(tensors: list[torch.Tensor]) -> set[torch.Tensor]:
     """Return the leaves that autograd's graph of these tensors reaches."""
     nodes, found = [t.grad_fn for t in tensors if t.grad_fn is not None], set()
