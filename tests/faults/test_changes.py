@@ -15,12 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from patience import patient
 from sampling import crossed
-from tiny_model import GOOD, save_tiny_bert, sentences, write_csv
+from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import Event, Saved
@@ -415,21 +414,3 @@ def test_files_swapped_during_loading_are_noticed(run: RunDir, monkeypatch: pyte
     monkeypatch.setattr(torch_network, "load_tokenizer", swap_then_load)
     with pytest.raises(CheckpointError):
         Predictor.load(run.path, use_cpu=True)
-
-
-@pytest.mark.parametrize("what", ["tables", "tokens"])
-def test_damaged_cache_is_rebuilt(what: str, stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    options = {**files_of(stopped), **OPTIONS, "cache_dir": tmp_path / "cache"}
-    whole = train_until(4, **{**options, "output_dir": tmp_path / "whole"})
-    stored = {
-        file: pa.ipc.open_stream(file.read_bytes()).schema.names for file in (tmp_path / "cache").glob("*/*.arrow")
-    }
-    found = [file for file, names in stored.items() if ("input_ids" in names) == (what == "tokens")]
-    assert len(found) == 3
-    for file in found:
-        data = bytearray(file.read_bytes())
-        word = GOOD[0].encode() if what == "tables" else (6).to_bytes(4, "little")
-        data[data.index(word)] ^= 1
-        file.write_bytes(data)
-    assert train_until(4, **{**options, "output_dir": tmp_path / "again"}) == whole
-    assert caplog.text.count("made again") == 3

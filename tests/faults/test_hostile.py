@@ -294,7 +294,7 @@ def test_symlink_out_of_the_folder_reveals_nothing(model: Path) -> None:
 
 
 def read(path: Path) -> Any:
-    return read_source(path, name="train", cache_dir=path.parent / "cache").dataset
+    return read_source(path, name="train").dataset
 
 
 def table_or_error(path: Path) -> str:
@@ -349,7 +349,7 @@ def test_hostile_cell_is_read_or_reported_once(cells: str, tmp_path: Path) -> No
 
 def test_cell_in_the_last_row_of_the_table_columns_is_read(tmp_path: Path) -> None:
     rewrite(tmp_path / "x.xlsx", SHEET_HEAD + row(200_000, ("A200000", "last"), ("B200000", "x")))
-    source = read_source(tmp_path / "x.xlsx", name="train", cache_dir=tmp_path)
+    source = read_source(tmp_path / "x.xlsx", name="train")
     assert source.dataset["text"][:] == ["one", "two", "last"]
     assert source.where(2).endswith(":200000")
 

@@ -142,7 +142,7 @@ class Options:
     long_texts: Literal["auto", "head", "head_tail", "full"] = "auto"
     """How to read longer examples: head, head_tail or full (the limit of the model). auto: by the recipe."""
     cache_dir: str | None = None
-    """Folder for cached tables, tokens and downloads. Default: ~/.cache/tunesmith and the Hugging Face cache."""
+    """Folder for cached tokens and downloads. Default: ~/.cache/tunesmith and the Hugging Face cache."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] | None = None
     """Order of the training examples. Default: group_by_length (similar lengths per batch); random on a GPU without padding."""
 

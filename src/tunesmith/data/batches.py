@@ -26,54 +26,43 @@ TOKEN_COLUMNS = ("input_ids", "token_type_ids")
 
 @dataclass(frozen=True)
 class Ragged:
-    """A column of variable-length rows, in chunks of (values, offsets), as Arrow keeps them; memory-mapped data stays on disk."""
+    """A column of rows of different lengths: row i is `values[offsets[i] : offsets[i + 1]]`."""
 
-    chunks: tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], ...]
-    starts: IntArray
+    values: npt.NDArray[Any]
+    offsets: npt.NDArray[Any]
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], dtype: type[np.signedinteger[Any]] = np.int32) -> Ragged:
-        """Copy the rows into one chunk."""
+        """Copy the rows."""
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(r) for r in rows], out=offsets[1:])
-        values = np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1]))
-        return cls(((values, offsets),), np.array([0, len(rows)], dtype=np.int64))
+        return cls(np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1])), offsets)
 
     @classmethod
     def from_arrow(cls, column: Any) -> Ragged:
-        """Make views on the buffers of a pyarrow list column, without copies."""
-        chunks = tuple((chunk.values.to_numpy(), chunk.offsets.to_numpy()) for chunk in column.chunks)
-        return cls(chunks, np.cumsum([0, *map(len, column.chunks)], dtype=np.int64))
+        """Make a view of a pyarrow list column; several chunks are copied."""
+        whole = column.combine_chunks()
+        return cls(whole.values.to_numpy(), whole.offsets.to_numpy())
 
     def __len__(self) -> int:
-        return int(self.starts[-1])
+        return len(self.offsets) - 1
 
     def lengths(self) -> npt.NDArray[np.int32]:
         """Return the number of tokens of each row."""
-        return np.concatenate([np.zeros(0, np.int32), *(np.diff(ends).astype(np.int32) for _, ends in self.chunks)])
+        return np.diff(self.offsets).astype(np.int32)
 
     def take(self, indices: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """Return the rows at these indices as views."""
-        homes = np.searchsorted(self.starts, indices, side="right") - 1
-        out = []
-        for index, home in zip(indices, homes, strict=True):
-            values, offsets = self.chunks[home]
-            at = int(index - self.starts[home])
-            out.append(values[offsets[at] : offsets[at + 1]])
-        return out
+        return [self.values[self.offsets[i] : self.offsets[i + 1]] for i in indices]
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The rows of one split: token columns, their lengths, and labels, if there are any.
-
-    `known_ids`: the token ids that occur, if they are known; finding them reads every page of a memory-mapped file.
-    """
+    """The rows of one split: token columns, their lengths, and labels, if there are any."""
 
     columns: dict[str, Ragged]
     lengths: npt.NDArray[np.int32]
     labels: npt.NDArray[Any] | None
-    known_ids: IntArray | None = None
 
     @classmethod
     def from_lists(cls, data: Mapping[str, Sequence[Any]]) -> TokenRows:
@@ -82,15 +71,11 @@ class TokenRows:
         return cls(columns, columns["input_ids"].lengths(), _label_array(data.get("labels", data.get("label"))))
 
     @classmethod
-    def from_arrow(cls, table: Any, *, known_ids: IntArray | None = None) -> TokenRows:
-        """Build from a pyarrow table (memory-mapped or not); token columns are not copied."""
+    def from_arrow(cls, table: Any) -> TokenRows:
+        """Build from a pyarrow table."""
         columns = {name: Ragged.from_arrow(table.column(name)) for name in TOKEN_COLUMNS if name in table.column_names}
-        labels = None
-        if "labels" in table.column_names:
-            column = table.column("labels")
-            nested = str(column.type).startswith(("list", "large_list", "fixed_size_list"))
-            labels = _label_array(column.to_pylist() if nested else column.to_numpy())
-        return cls(columns, columns["input_ids"].lengths(), labels, known_ids)
+        labels = table.column("labels") if "labels" in table.column_names else None
+        return cls(columns, columns["input_ids"].lengths(), None if labels is None else labels_from_arrow(labels))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -107,12 +92,15 @@ class TokenRows:
 
     def used_ids(self, vocabulary_size: int) -> IntArray:
         """Return the token ids that occur, sorted."""
-        if self.known_ids is not None:
-            return self.known_ids
-        seen = np.zeros(vocabulary_size, dtype=bool)
-        for values, offsets in self.columns["input_ids"].chunks:
-            seen[values[offsets[0] : offsets[-1]]] = True
+        ids, seen = self.columns["input_ids"], np.zeros(vocabulary_size, dtype=bool)
+        seen[ids.values[ids.offsets[0] : ids.offsets[-1]]] = True
         return np.flatnonzero(seen)
+
+
+def labels_from_arrow(column: Any) -> npt.NDArray[Any] | None:
+    """Return a pyarrow column of labels, or of lists of labels, as an array."""
+    nested = str(column.type).startswith(("list", "large_list", "fixed_size_list"))
+    return _label_array(column.to_pylist() if nested else column.to_numpy())
 
 
 def _label_array(labels: Any) -> npt.NDArray[Any] | None:

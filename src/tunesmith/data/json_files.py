@@ -20,7 +20,7 @@ from itertools import chain, islice
 from typing import Any, NoReturn
 
 from tunesmith.data.rows import BAD_COLUMN, LINE_COLUMN
-from tunesmith.data.text_files import line_blocks
+from tunesmith.data.text_files import numbered_lines
 from tunesmith.errors import DataError, did_you_mean, short_text
 
 MAX_DEPTH = 64
@@ -37,11 +37,28 @@ Record = tuple[int, dict[str, Any]]
 """The line on which an object starts, and the object."""
 
 
-def json_batches(blocks: Iterable[str], *, origin: str, types: ColumnTypes, array_allowed: bool) -> Iterator[Any]:
-    """Yield record batches of the objects in order, with line numbers."""
-    types.export, records = convert_export(_json_records(iter(blocks), origin, array_allowed=array_allowed))
+def json_table(blocks: Iterable[str], origin: str, *, array_allowed: bool) -> tuple[Any, str | None]:
+    """Return the objects as a table with line numbers, and the annotation tool that wrote them."""
+    tool, records = convert_export(_json_records(iter(blocks), origin, array_allowed=array_allowed))
+    return records_table(records, origin, lines=True), tool
+
+
+def records_table(records: Iterator[Record], origin: str, *, lines: bool) -> Any:
+    """Return the objects as a table; `lines`: with their line numbers, as they are from a file."""
+    import pyarrow as pa
+
+    types = ColumnTypes(origin, lines=lines)
+    parts = []
     while some := list(islice(records, BATCH_ROWS)):
-        yield types.batch([record for _, record in some], [number for number, _ in some])
+        parts.append(types.table([record for _, record in some], [number for number, _ in some]))
+    if not parts:
+        return pa.table({})
+    try:
+        whole = pa.concat_tables(parts, promote_options="permissive")
+    except _UNFIT as error:  # such as an integer that a float can't represent
+        raise DataError(f"a column mixes types ({short_text(error)})", where=origin, fix=_ONE_TYPE) from None
+    text = {pa.null(): pa.string(), pa.list_(pa.null()): pa.list_(pa.string())}
+    return whole.cast(pa.schema([field.with_type(text.get(field.type, field.type)) for field in whole.schema]))
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------
@@ -101,14 +118,13 @@ def rows_of_object(value: dict[str, Any], origin: str) -> list[dict[str, Any]]:
 def line_records(blocks: Iterable[str], origin: str) -> Iterator[Record]:
     """Yield the objects of JSON lines."""
     blank: int | None = None
-    for start, lines in line_blocks(blocks, origin):
-        for number, line in enumerate(lines, start):
-            if not line.strip(" \t\r\n"):
-                blank = blank or number
-                continue
-            if blank is not None:
-                raise DataError("an empty line, expected an object", where=f"{origin}:{blank}", fix="Remove it.")
-            yield number, parse_object(line.rstrip("\r\n"), f"{origin}:{number}")
+    for number, line in numbered_lines(blocks, origin):
+        if not line.strip(" \t\r\n"):
+            blank = blank or number
+            continue
+        if blank is not None:
+            raise DataError("an empty line, expected an object", where=f"{origin}:{blank}", fix="Remove it.")
+        yield number, parse_object(line.rstrip("\r\n"), f"{origin}:{number}")
 
 
 def _whole(blocks: Iterable[str], origin: str) -> str:
@@ -281,21 +297,19 @@ def argilla_row(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**(record.get("fields") or {}), **{name: _majority(values) for name, values in submitted.items()}}
 
 
-def merge_responses(batch: Any) -> Any:
-    """Return Argilla's table with one column per question, `label.responses`, with the majority as `label`; else the batch."""
+def merge_responses(table: Any) -> Any:
+    """Return Argilla's table, which has one column per question, `label.responses`, with the majority as `label`; else None."""
     import pyarrow as pa
 
-    questions = [f.name for f in batch.schema if f.name.endswith(".responses") and pa.types.is_list(f.type)]
-    if not questions:
-        return batch
+    questions = [f.name for f in table.schema if f.name.endswith(".responses") and pa.types.is_list(f.type)]
     columns = {}
-    for name in batch.schema.names:
+    for name in table.schema.names:
         if name in questions:
-            answers = [_majority(cell or []) for cell in batch[name].to_pylist()]
-            columns[name.removesuffix(".responses")] = pa.array(answers, batch[name].type.value_type)
+            answers = [_majority(cell or []) for cell in table[name].to_pylist()]
+            columns[name.removesuffix(".responses")] = pa.array(answers, table[name].type.value_type)
         elif ".responses." not in name and ".suggestion" not in name:
-            columns[name] = batch[name]
-    return pa.record_batch(columns)
+            columns[name] = table[name]
+    return pa.table(columns) if questions else None
 
 
 def prodigy_row(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -336,12 +350,9 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     return flat
 
 
-class Widened(Exception):
-    """A column needs a wider type than the batches already written: the file is read again from the start."""
-
-
 _UNFIT = (ValueError, TypeError, OverflowError)
 """Errors of pyarrow for values that don't fit a type."""
+_ONE_TYPE = "Use one type per column: text, numbers, true/false or lists of one of these."
 
 
 class ColumnTypes:
@@ -351,17 +362,10 @@ class ColumnTypes:
         self.origin = origin
         self.lines = lines
         self.types: dict[str, Any] = {}
-        self.export: str | None = None
-        """The annotation tool that wrote the file."""
         self._since: dict[str, int] = {}
-        self._written: dict[str, Any] | None = None
 
-    def restart(self) -> None:
-        """Start over, with the types found so far."""
-        self._written = None
-
-    def batch(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Any:
-        """Return a record batch of the records; raise Widened if earlier batches need a different type."""
+    def table(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Any:
+        """Return a table of the records. A later one may have wider types."""
         import pyarrow as pa
 
         records = [flatten_record(r) if any(type(v) in (dict, list) for v in r.values()) else r for r in records]
@@ -369,13 +373,9 @@ class ColumnTypes:
             if record.keys() != self.types.keys():
                 self._add_keys(record, number)
         columns = {name: self._array(name, [r.get(name) for r in records], numbers) for name in self.types}
-        if self._written is None:
-            self._written = dict(self.types)
-        elif self._written != self.types:
-            raise Widened
         if self.lines:
             columns[LINE_COLUMN] = pa.array(numbers, pa.int64())
-        return pa.record_batch(columns)
+        return pa.table(columns)
 
     def _add_keys(self, record: Mapping[str, Any], number: int) -> None:
         """Add new keys; refuse a key that looks like a misspelling of one that the record lacks."""
@@ -435,8 +435,7 @@ class ColumnTypes:
                 break
             if kind != known:
                 known, since = kind, number
-        fix = "Use one type per column: text, numbers, true/false or lists of one of these."
-        return DataError(reason, where=f"{self.origin}:{number}:{name}", fix=fix)
+        return DataError(reason, where=f"{self.origin}:{number}:{name}", fix=_ONE_TYPE)
 
 
 def _fit(values: list[Any], known: Any) -> tuple[Any, Any]:
@@ -449,8 +448,7 @@ def _fit(values: list[Any], known: Any) -> tuple[Any, Any]:
         raise TypeError("pyarrow would write true as 1.0")
     schemas = [pa.schema({"column": kind}) for kind in (known, array.type)]
     kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-    text = {pa.null(): pa.string(), pa.list_(pa.null()): pa.list_(pa.string())}
-    return array.cast(text.get(kind, kind)), kind
+    return array.cast(kind), kind
 
 
 def _say(kind: Any) -> str:

@@ -2,13 +2,11 @@
 
 `load_data` is the story: read the sources, find the columns, refuse or skip bad rows, encode the labels, hold out validation
 rows.
-`read_source` reads one file or table: files are parsed once, stored as Arrow by content, and memory-mapped.
+`read_source` reads one file or table.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,13 +38,10 @@ from tunesmith.data.rows import (
     LINE_COLUMN,
     MAX_GROUPED_ROWS,
     TARGETS,
-    CachedRows,
     Columns,
     Part,
-    RowCache,
     Source,
     binary_errors,
-    checked,
     draw_fold,
     draw_split,
     fingerprint_parts,
@@ -73,13 +68,11 @@ from tunesmith.data.text_files import (
 )
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.events import Finding
-from tunesmith.files import cache_folder, file_version, known_hash
+from tunesmith.files import file_version
 from tunesmith.labels import LabelMap, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from tunesmith.data.json_files import ColumnTypes
 
 
 @dataclass(frozen=True)
@@ -114,7 +107,7 @@ def load_data(
 
     `data`: rows in memory by split, used instead of the files of the config. `head_names`: labels of the model's head, in order.
     """
-    options = ("encoding", "delimiter", "quoting", "sheet_name", "cache_dir", "skip_bad_rows")
+    options = ("encoding", "delimiter", "quoting", "sheet_name", "skip_bad_rows")
     read = partial(read_source, on_progress=on_progress, **{name: getattr(config, name) for name in options})
     given = {split: getattr(config, f"{split}_file") for split in ("train", "validation", "test", "gold")}
     given |= {split: rows for split, rows in (data or {}).items() if rows is not None}
@@ -137,7 +130,7 @@ def load_data(
     parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}
     refuse_label_copies(parts["train"], columns, labels)
     if config.labels_file is not None:
-        review = read_source(config.labels_file, name="labels", cache_dir=config.cache_dir)
+        review = read_source(config.labels_file, name="labels")
         parts["train"], changed = correct_labels(parts["train"], review, columns.text, labels)
         notes.append(f"{changed:,} labels of train rows were changed by {config.labels_file}.")
     parts = _hold_out(parts, columns, labels, notes, config)
@@ -370,9 +363,6 @@ def read_labeled(
     return encode_labels({name: rows}, columns, rules, [])[1][name]
 
 
-FORMAT_VERSION = 6
-"""Part of every cache key: raise it when a reader returns different rows for the same bytes."""
-
 _HEAD_BYTES = 1 << 16
 """Enough for the first lines of a file, which show its delimiter."""
 
@@ -382,8 +372,6 @@ class _File:
     """One file and how to read it."""
 
     path: Path
-    version: tuple[int, ...]
-    """It changes with every write to the file."""
     origin: str
     kind: str
     gzipped: bool
@@ -394,13 +382,6 @@ class _File:
 
     def open(self) -> InputBytes:
         return InputBytes(self.path, self.origin, gzipped=self.gzipped)
-
-    def key(self) -> str:
-        """Return the cache key: the bytes and everything that changes how they are read."""
-        parts = [FORMAT_VERSION, known_hash(self.path), self.kind, self.gzipped, self.encoding, repr(self.dialect)]
-        parts += ["skip_bad"] if self.skip_bad and self.dialect is not None else []
-        parts += [self.sheet] if self.sheet is not None else []
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
     def first_text(self) -> str:
         """Return the beginning of a text file; empty if it can't be decoded, which is reported when the file is read."""
@@ -420,93 +401,82 @@ def read_source(
     encoding: str | None = None,
     delimiter: str | None = None,
     quoting: str | None = None,
-    cache_dir: str | Path | None = None,
     on_progress: OnProgress | None = None,
     skip_bad_rows: bool | None = None,
     sheet_name: str | None = None,
 ) -> Source:
     """Read a file, a `save_to_disk` folder or a table in memory; at least one row.
 
-    `on_progress(bytes_done, bytes_total)` is called while a text file is parsed, but not if its table is cached.
+    `on_progress(bytes_done, bytes_total)` is called while a text file is parsed.
     `skip_bad_rows` keeps ragged rows, empty and with the reason; None if the user has no such option.
     """
-    if not isinstance(source, str | Path):
+    if isinstance(source, str | Path):
+        path, origin = Path(source).expanduser(), str(source)
+        with readable(path, origin):
+            if path.is_dir():
+                found = _from_folder(path, name, origin)
+            else:
+                kind, gzipped = kind_of_file(path, origin, delimiter)
+                refuse_other_content(path, kind, origin, gzipped=gzipped)
+                dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
+                how = (kind, gzipped, check_encoding(encoding), dialect, skip_bad_rows, sheet_name)
+                found = _read_file(_File(path, origin, *how), name, on_progress)
+    else:
         from tunesmith.data.tables import read_memory
 
-        return read_memory(source, name)
-    path = Path(source).expanduser()
-    origin = str(source)
-    with readable(path, origin):
-        if path.is_dir():
-            return checked(_from_folder(path, name, origin))
-        kind, gzipped = kind_of_file(path, origin, delimiter)
-        refuse_other_content(path, kind, origin, gzipped=gzipped)
-        dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
-        how = (kind, gzipped, check_encoding(encoding), dialect, skip_bad_rows, sheet_name)
-        file = _File(path, file_version(path), origin, *how)
-        if kind == "lines":
-            kind, dialect = recognize_lines(file.first_text(), origin)
-            file = replace(file, kind=kind, dialect=dialect)
-        if dialect is not None and not dialect.sure:
-            file = replace(file, dialect=sniff_dialect(file.first_text(), dialect))
-        cache = RowCache(Path(cache_dir) if cache_dir is not None else cache_folder() / "tables")
-        table = cache.open(file.key()) or _make_table(file, cache, on_progress)
-    if table is None:
-        what = "a header but no rows" if kind in ("csv", "tsv", "sheet") else "no rows"
-        raise DataError(f"the file has {what}", where=origin, fix="It needs at least one row.")
-    with binary_errors("a table", origin):
-        lines = kind not in ("parquet", "arrow")
-        return Source(name, table.dataset(), origin, lines, _reading_note(file, table.facts))
+        found = read_memory(source, name)
+    if found.dataset.num_rows == 0:
+        raise DataError("there are no rows", where=found.origin, fix="It needs at least one row.")
+    return found
 
 
-def _make_table(file: _File, cache: RowCache, on_progress: OnProgress | None) -> CachedRows | None:
-    from tunesmith.data.json_files import ColumnTypes, Widened
+def _read_file(file: _File, name: str, on_progress: OnProgress | None) -> Source:
+    from datasets import Dataset
 
+    from tunesmith.data.json_files import json_table, merge_responses
+
+    version = file_version(file.path)
+    if file.kind == "lines":
+        kind, dialect = recognise_lines(file.first_text(), file.origin)
+        file = replace(file, kind=kind, dialect=dialect)
+    if file.dialect is not None and not file.dialect.sure:
+        file = replace(file, dialect=sniff_dialect(file.first_text(), file.dialect))
     facts: dict[str, Any] = {}
-    types = ColumnTypes(file.origin, lines=True)
-    while True:
-        binary = file.kind in ("parquet", "arrow", "sheet")
-        batches = _binary_batches(file, facts) if binary else _text_batches(file, types, facts, on_progress)
-        try:
-            return cache.build(file.key(), _checked_batches(file, batches, facts), lambda: facts)
-        except Widened:
-            types.restart()
-
-
-def _checked_batches(file: _File, batches: Iterator[Any], facts: dict[str, Any]) -> Iterator[Any]:
-    """Yield the batches with one answer per question of Argilla; refuse a file that was written to meanwhile."""
-    from tunesmith.data.json_files import merge_responses
-
-    for batch in batches:
-        merged = merge_responses(batch)
-        if merged is not batch:
-            facts["export"] = "Argilla"
-        yield merged
-    if file_version(file.path) != file.version:
+    if file.kind in ("parquet", "arrow", "sheet"):
+        table = _table_of(_binary_batches(file, facts))
+    else:
+        with file.open() as stream:
+            blocks = text_blocks(stream, encoding=file.encoding, on_progress=on_progress)
+            if file.dialect is not None:
+                table = _table_of(_delimited_batches(file, file.dialect, blocks))
+            else:
+                table, facts["export"] = json_table(blocks, file.origin, array_allowed=file.kind == "json")
+    if (merged := merge_responses(table)) is not None:
+        table, facts["export"] = merged, "Argilla"
+    if file_version(file.path) != version:
         raise DataError("the file changed while it was read", where=file.origin, fix="Run again when it is complete.")
+    with binary_errors("a table", file.origin):
+        lines = file.kind not in ("parquet", "arrow")
+        return Source(name, Dataset(table), file.origin, lines, _reading_note(file, facts))
 
 
-def _text_batches(
-    file: _File, types: ColumnTypes, facts: dict[str, Any], on_progress: OnProgress | None
-) -> Iterator[Any]:
-    """Yield record batches with line numbers. `types` are those of JSON; the cells of delimited text are strings."""
+def _table_of(batches: Iterator[Any]) -> Any:
     import pyarrow as pa
 
-    with file.open() as stream:
-        blocks = text_blocks(stream, encoding=file.encoding, on_progress=on_progress)
-        if file.dialect is None:
-            from tunesmith.data.json_files import json_batches
+    found = list(batches)
+    return pa.Table.from_batches(found) if found else pa.table({})
 
-            yield from json_batches(blocks, origin=file.origin, types=types, array_allowed=file.kind == "json")
-            if types.export is not None:
-                facts["export"] = types.export
-            return
-        for block in delimited_blocks(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad):
-            columns = {name: pa.array(cells, pa.string()) for name, cells in block.columns.items()}
-            columns[LINE_COLUMN] = pa.array(block.lines, pa.int64())
-            if file.skip_bad:
-                columns[BAD_COLUMN] = pa.array(map(block.bad.get, range(len(block.lines))), pa.string())
-            yield pa.record_batch(columns)
+
+def _delimited_batches(file: _File, dialect: Dialect, blocks: Iterator[str]) -> Iterator[Any]:
+    """Yield record batches of strings with line numbers."""
+    import pyarrow as pa
+
+    for block in delimited_blocks(blocks, origin=file.origin, dialect=dialect, skip_bad=file.skip_bad):
+        columns = {name: pa.array(cells, pa.string()) for name, cells in block.columns.items()}
+        columns[LINE_COLUMN] = pa.array(block.lines, pa.int64())
+        if file.skip_bad:
+            columns[BAD_COLUMN] = pa.array(map(block.bad.get, range(len(block.lines))), pa.string())
+        yield pa.record_batch(columns)
 
 
 def _binary_batches(file: _File, facts: dict[str, Any]) -> Iterator[Any]:

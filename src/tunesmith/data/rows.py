@@ -1,30 +1,24 @@
-"""Rows: a `Source` is the content of one file or table, a `Part` is its rows that belong to one split, and a `RowCache` is the
-folder that stores rows as Arrow, keyed by content. Held-out rows are a seeded, stratified sample that
-keeps rows with equal texts together if possible.
+"""Rows: a `Source` is the content of one file or table, a `Part` is its rows that belong to one split.
+
+Held-out rows are a seeded, stratified sample that keeps rows with equal texts together if possible.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import logging
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.errors import CheckpointError, ConfigError, DataError, ResourceError, did_you_mean, first_few
-from tunesmith.files import BadFile, create, fsync_path, known_hash, open_plain
+from tunesmith.errors import CheckpointError, ConfigError, DataError, did_you_mean, first_few
+from tunesmith.files import BadFile, open_plain
 from tunesmith.labels import LabelMap, Task
-from tunesmith.runs.folder import verify, write_manifest
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -140,13 +134,6 @@ class Columns:
         return self.rendered or self.text
 
 
-def checked(source: Source) -> Source:
-    """Return the source; refuse one without rows."""
-    if source.dataset.num_rows == 0:
-        raise DataError("no rows", where=source.origin, fix="It needs at least one row.")
-    return source
-
-
 @dataclass(frozen=True)
 class Part:
     """`rows` are the row numbers used, in ascending order; None for all. `encoded` has every row of the source."""
@@ -246,105 +233,7 @@ def _hash_labels(part: Part) -> bytes:
     return found.digest()
 
 
-log = logging.getLogger(__name__)
-_ROWS = "rows.arrow"
 _HASH_ROWS = 10_000
-
-
-@dataclass(frozen=True)
-class CachedRows:
-    """A cache entry: its Arrow stream and the facts stored with it, including "rows"."""
-
-    file: Path
-    facts: dict[str, Any]
-
-    def dataset(self) -> Dataset:
-        """Return the rows, memory-mapped."""
-        from datasets import Dataset
-
-        return Dataset.from_file(str(self.file))
-
-
-@dataclass(frozen=True)
-class RowCache:
-    """The folder of entries; `key` names one entry."""
-
-    root: Path
-
-    def open(self, key: str) -> CachedRows | None:
-        """Return the verified entry, or None. A damaged one is removed and logged."""
-        folder = self.root / key
-        if not folder.is_dir():
-            return None
-        try:
-            manifest = verify(folder, hashed=known_hash)
-            if manifest["key"] != key:
-                raise ValueError("it belongs to other rows")
-            return CachedRows(folder / _ROWS, manifest["facts"])
-        except Exception as error:  # the rows can be recomputed, whatever is wrong with the entry
-            log.warning("the cached rows in %s cannot be used (%s); they are made again", folder, error)
-            self.remove(key)
-            return None
-
-    def remove(self, key: str) -> None:
-        """Remove an entry, if it exists."""
-        shutil.rmtree(self.root / key, ignore_errors=True)
-
-    def build(self, key: str, batches: Iterator[Any], facts: Callable[[], dict[str, Any]] = dict) -> CachedRows | None:
-        """Store the record batches and the facts known after the last one. Returns None if there is no batch.
-
-        A killed process leaves only a hidden folder that is never read; the next build removes it.
-        """
-        folder = self.root / f".building-{os.getpid()}-{key}"
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            rows = _write_stream(folder / _ROWS, batches)
-            if rows is None:
-                return None
-            known = {**facts(), "rows": rows}
-            write_manifest(folder, {"kind": "rows", "key": key, "facts": known}, {})
-            try:
-                os.rename(folder, self.root / key)
-            except OSError:
-                found = self.open(key)  # another process may have stored the same content first
-                if found is None:
-                    raise
-                return found
-            fsync_path(self.root)
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            why = "the disk is full" if full else error.strerror or str(error)
-            fix = "Free some space or set a different --cache_dir." if full else "Set a different --cache_dir."
-            raise ResourceError(
-                f"the cache of rows cannot be written ({why})", where=str(self.root), fix=fix
-            ) from error
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return CachedRows(self.root / key / _ROWS, known)
-
-    def _sweep(self) -> None:
-        for path in self.root.glob(".building-*"):
-            pid = path.name.split("-")[1]
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _write_stream(path: Path, batches: Iterator[Any]) -> int | None:
-    """Write the batches as an Arrow stream. Return the number of rows, or None if there is no batch."""
-    import pyarrow as pa
-
-    first = next(batches, None)
-    if first is None:
-        return None
-    rows = 0
-    with create(path) as file, pa.ipc.new_stream(pa.PythonFile(file, mode="w"), first.schema) as writer:
-        for batch in chain([first], batches):
-            writer.write_batch(batch)
-            rows += batch.num_rows
-    return rows
 
 
 def content_hash(dataset: Dataset, columns: tuple[str, ...]) -> str:

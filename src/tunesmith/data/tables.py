@@ -17,7 +17,7 @@ import numpy as np
 
 from tunesmith.data.labels import is_list_type
 from tunesmith.data.render import cell_text
-from tunesmith.data.rows import LINE_COLUMN, Source, binary_errors, checked
+from tunesmith.data.rows import LINE_COLUMN, Source, binary_errors
 from tunesmith.data.text_files import check_growth, check_header
 from tunesmith.errors import DataError, did_you_mean, short_text
 
@@ -141,15 +141,15 @@ def read_memory(source: Any, name: str) -> Source:
             raise DataError(problem, where=name, fix="Pass one of its splits.")
         source = source[name]
     if isinstance(source, datasets.Dataset):
-        return checked(Source(name, source, name))
+        return Source(name, source, name)
     if isinstance(source, list | tuple) and (not source or isinstance(source[0], dict)):
         return _from_list(source, name)
     if hasattr(source, "to_dict") and hasattr(source, "columns"):
-        return checked(Source(name, _from_frame(source, name), name))
+        return Source(name, _from_frame(source, name), name)
     if isinstance(source, Mapping):
-        return checked(Source(name, columns_table(source), name))
+        return Source(name, columns_table(source), name)
     if isinstance(source, list | tuple) or getattr(source, "ndim", 0) == 2:
-        return checked(Source(name, array_table(source), name))
+        return Source(name, array_table(source), name)
     fix = "Pass a path, a Dataset, a DataFrame, a dict of lists, a list of dicts or an array of rows."
     raise DataError(f"rows cannot be read from {type(source).__name__}", where=name, fix=fix)
 
@@ -174,19 +174,16 @@ def _from_frame(frame: Any, name: str) -> Dataset:
 
 
 def _from_list(rows: Any, name: str) -> Source:
-    import pyarrow as pa
     from datasets import Dataset
 
-    from tunesmith.data.json_files import ColumnTypes, convert_export, merge_responses
+    from tunesmith.data.json_files import convert_export, merge_responses, records_table
 
-    if not rows:
-        raise DataError("the list is empty", where=name, fix="It needs at least one row.")
     for i, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise DataError(f"{type(row).__name__}, expected a dict", where=f"{name}:{i}", fix="Pass a list of dicts.")
     _, records = convert_export(enumerate(rows, start=1))
-    batch = ColumnTypes(name, lines=False).batch([row for _, row in records], range(1, len(rows) + 1))
-    return Source(name, Dataset(pa.Table.from_batches([merge_responses(batch)])), name)
+    table = records_table(records, name, lines=False)
+    return Source(name, Dataset(merge_responses(table) or table), name)
 
 
 def parquet_batches(path: Path, origin: str) -> Iterator[Any]:

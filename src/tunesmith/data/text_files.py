@@ -19,9 +19,8 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
-from operator import methodcaller
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,15 +179,6 @@ MAX_RECORD_CHARS = 16 << 20
 """Longer lines and records are reported as an unclosed quote or a file without lines, so that memory use is limited."""
 
 
-class UnreadableText(DataError):
-    """Bytes that are not text, at `origin:line:character`; `before` is the text of that line before them."""
-
-    def __init__(self, problem: str, fix: str, *, origin: str, line: int, before: str) -> None:
-        super().__init__(problem, where=f"{origin}:{line}:{len(before) + 1}", fix=fix)
-        self.number = line
-        self.before = before
-
-
 def text_blocks(stream: InputBytes, *, encoding: str | None, on_progress: OnProgress | None = None) -> Iterator[str]:
     """Decoded text in order. A CR at the end of a block waits for the next one, so CRLF is never split."""
     head = stream.read(CHUNK_BYTES)
@@ -215,7 +205,8 @@ def text_blocks(stream: InputBytes, *, encoding: str | None, on_progress: OnProg
         end = max(text.rfind("\n"), text.rfind("\r"))
         before = [*before, text] if end < 0 else [text[end + 1 :]]
         if fault is not None:
-            raise UnreadableText(*fault, origin=stream.origin, line=line, before="".join(before))
+            where = f"{stream.origin}:{line}:{len(''.join(before)) + 1}"
+            raise DataError(fault[0], where=where, fix=fault[1])
         if on_progress is not None:
             on_progress(stream.bytes_in, stream.size)
         if final:
@@ -224,23 +215,20 @@ def text_blocks(stream: InputBytes, *, encoding: str | None, on_progress: OnProg
         chunk = stream.read(CHUNK_BYTES)
 
 
-def line_blocks(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines of each block with their line ends (LF, CRLF or CR), and the number of the first one.
-
-    Text after the last line end counts as a line.
-    """
+def numbered_lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, str]]:
+    """Yield the number and text of each line, with its line end (LF, CRLF or CR)."""
     number, rest = 1, ""
     for block in blocks:
         lines = list(io.StringIO(rest + block, newline=""))
         rest = lines.pop() if lines and lines[-1][-1] not in "\r\n" else ""
-        yield number, lines
+        yield from enumerate(lines, number)
         number += len(lines)
         if len(rest) > MAX_RECORD_CHARS:
             problem = f"a line of more than {MAX_RECORD_CHARS >> 20} million characters"
             fix = "Is this a text file with one record per line?"
             raise DataError(problem, where=f"{origin}:{number}", fix=fix)
     if rest:
-        yield number, [rest]
+        yield number, rest
 
 
 def _count_lines(text: str) -> int:
@@ -333,6 +321,12 @@ class Dialect:
     delimiter: str
     quoting: bool
     sure: bool
+
+    def join(self, fields: Sequence[str]) -> str:
+        """Return the text of a record."""
+        out = io.StringIO()
+        csv.writer(out, delimiter=self.delimiter, lineterminator="").writerow(fields)
+        return out.getvalue() if self.quoting else self.delimiter.join(fields)
 
 
 def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | None) -> Dialect:
@@ -431,11 +425,11 @@ def recognize_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
-_QUOTED_FIELD = re.compile(r'"[^"]*+(?:""[^"]*+)*+"')
+BLOCK_ROWS = 10_000
 _QUOTE_FIX = "Double a quote that is part of the text and enclose the field in quotes, or set --quoting none."
 _SKIP = "Or set --skip_bad_rows to skip such rows"
-Record = tuple[int, list[str], str]
-"""The line on which a record starts, its fields and its text. An empty line has no fields."""
+Record = tuple[int, list[str]]
+"""The line on which a record starts, and its fields. An empty line has no fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,145 +448,69 @@ def delimited_blocks(
 
     Rows with a wrong number of fields are refused together, or left empty with `skip_bad`. None: skipping is not an option.
     """
-    reader = _RecordReader(origin, dialect)
-    names: list[str] = []
+    records = _records(blocks, origin, dialect)
+    header = next(records, None)
+    if header is not None and dialect.delimiter.join(header[1]).strip() == f"sep={dialect.delimiter}".strip():
+        header = next(records, None)
+    if header is None:
+        raise DataError("the file is empty", where=origin, fix="It needs a header line and at least one row.")
+    if len(header[1]) == 1:
+        _check_delimiter(header[1][0], origin=origin, dialect=dialect)
+    names = check_header(header[1], origin)
+    rows = _without_blank_end(records) if len(names) > 1 else ((line, fields or [""]) for line, fields in records)
     refused: list[Record] = []
     count = 0
-    for start, lines in reader.lines_of(blocks):
-        if reader.is_plain(lines):
-            count += len(lines)
-            cells = dialect.delimiter.join(line.rstrip("\r\n") for line in lines).split(dialect.delimiter)
-            if not refused:
-                columns = {name: cells[k :: len(names)] for k, name in enumerate(names)}
-                yield Block(columns, range(start, start + len(lines)), {})
-            continue
-        records = reader.records(start, lines)
-        if not names:
-            header = next(records, None)
-            if header is not None and header[2].strip() == f"sep={dialect.delimiter}".strip():
-                header = next(records, None)
-            if header is None:
-                continue
-            if len(header[1]) == 1:
-                _check_delimiter(header[1][0], origin=origin, dialect=dialect)
-            names = check_header(header[1], origin)
-            reader.width = len(names)
-        some = list(records)
+    while some := list(islice(rows, BLOCK_ROWS)):
         count += len(some)
         bad = {i: record for i, record in enumerate(some) if len(record[1]) != len(names)}
         refused += bad.values() if not skip_bad else ()
-        if some and not refused:
-            rows = [[""] * len(names) if i in bad else fields for i, (_, fields, _) in enumerate(some)]
-            why = {i: ": ".join(filter(None, (_shape(r, len(names)), r[2]))) for i, r in bad.items()}
-            columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-            yield Block(columns, [line for line, _, _ in some], why)
-    reader.check_end()
-    if not names:
-        raise DataError("the file is empty", where=origin, fix="It needs a header line and at least one row.")
+        if not refused:
+            cells = [[""] * len(names) if i in bad else fields for i, (_, fields) in enumerate(some)]
+            why = {i: ": ".join(filter(None, (_shape(r, len(names)), dialect.join(r[1])))) for i, r in bad.items()}
+            columns = dict(zip(names, zip(*cells, strict=True), strict=True))
+            yield Block(columns, [line for line, _ in some], why)
     if refused:
         raise _refuse(refused, count, len(names), origin=origin, dialect=dialect, can_skip=skip_bad is not None)
 
 
-@dataclass(slots=True)
-class _RecordReader:
-    """Lines become records; a record with quotes may have several lines."""
+def _records(blocks: Iterable[str], origin: str, dialect: Dialect) -> Iterator[Record]:
+    """Yield the records. Wrong quotes are refused at the line on which the record starts."""
+    csv.field_size_limit(MAX_RECORD_CHARS)
+    last = ""
 
-    origin: str
-    dialect: Dialect
-    width: int = 0
-    """Number of fields of the header, once it is read."""
-    blank_from: int = 0
-    """The first of the empty lines before the next record; they are allowed only at the end of the file. 0: none."""
-    open_from: int = 0
-    open_lines: list[str] = field(default_factory=list)
-    """Lines with an odd number of quotes so far: the record ends on a later line."""
-    open_chars: int = 0
-    quotes: int = 0
-    field_pattern: re.Pattern[str] = field(init=False)
-    """A quoted or a plain field, and what ends it."""
+    def lines() -> Iterator[str]:
+        nonlocal last
+        for _, last in numbered_lines(blocks, origin):
+            yield last
 
-    def __post_init__(self) -> None:
-        mark = re.escape(self.dialect.delimiter)
-        self.field_pattern = re.compile(rf'(?:"([^"]*+(?:""[^"]*+)*+)"|([^"{mark}\r\n]*+))({mark}|\r\n|\r|\n|\Z)')
-
-    def lines_of(self, blocks: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-        """Yield the lines of each block; an error about the text names the field instead of the character."""
-        try:
-            yield from line_blocks(blocks, self.origin)
-        except UnreadableText as fault:
-            fields, at = fault.before.split(self.dialect.delimiter), None
-            if self.dialect.quoting:
-                fields, at = self._split("".join(self.open_lines) + fault.before)
-            where = f"{self.origin}:{fault.number}:{len(fields) + (at is not None)}"
-            raise DataError(fault.problem, where=where, fix=fault.fix) from None
-
-    def is_plain(self, lines: list[str]) -> bool:
-        """Return whether each line is a record with the fields of the header and without quotes: these are split together."""
-        if not self.width or self.open_lines or self.blank_from:
-            return False
-        if self.dialect.quoting and any('"' in line for line in lines):
-            return False
-        return set(map(methodcaller("count", self.dialect.delimiter), lines)) == {self.width - 1}
-
-    def records(self, start: int, lines: list[str]) -> Iterator[Record]:
-        """Yield the records that end on these lines. Wrong quotes are refused at the quote that opens the field."""
-        for number, line in enumerate(lines, start):
-            self.open_from = self.open_from or number
-            self.open_lines.append(line)
-            self.open_chars += len(line)
-            self.quotes += line.count('"') if self.dialect.quoting else 0
-            if self.quotes % 2 and self.open_chars <= MAX_RECORD_CHARS:
-                continue
-            text, first = "".join(self.open_lines), self.open_from
-            fields, at = self._split(text) if self.quotes else (text.rstrip("\r\n").split(self.dialect.delimiter), None)
-            if at is not None:
-                raise self._quote_error(text, at, len(fields) + 1, ended=False)
-            self.open_from, self.open_lines, self.open_chars, self.quotes = 0, [], 0, 0
-            text = text.rstrip("\r\n")
-            if not text and self.width > 1:
-                self.blank_from = self.blank_from or first
-                continue
-            if self.blank_from:
-                yield from ((blank, [], "") for blank in range(self.blank_from, first))
-                self.blank_from = 0
-            yield first, fields, text
-
-    def check_end(self) -> None:
-        """Refuse a record that is not complete at the end of the file."""
-        if self.open_lines:
-            text = "".join(self.open_lines)
-            fields, at = self._split(text)
-            assert at is not None, "an odd number of quotes"
-            raise self._quote_error(text, at, len(fields) + 1, ended=True)
-
-    def _split(self, text: str) -> tuple[list[str], int | None]:
-        """Return the fields of a record, and the index of the first field with wrong quotes."""
-        fields: list[str] = []
-        at = 0
-        while match := self.field_pattern.match(text, at):
-            quoted, plain, end = match.groups()
-            fields.append(plain if quoted is None else quoted.replace('""', '"'))
-            at = match.end()
-            if end != self.dialect.delimiter:
-                return fields, None
-        return fields, at
-
-    def _quote_error(self, text: str, at: int, place: int, *, ended: bool) -> DataError:
-        """Return the error for the field at an index of the open record. `ended`: the file ends with it."""
-        opening = self.open_from + _count_lines(text[:at])
-        where = f"{self.origin}:{opening}:{place}"
-        if text[at] != '"':
-            return DataError("a quote inside a field that does not start with one", where=where, fix=_QUOTE_FIX)
-        closed = _QUOTED_FIELD.match(text, at)
-        if closed is None:
-            until = "never closed" if ended else f"not closed within {MAX_RECORD_CHARS >> 20} million characters"
-            return DataError(f"the quote opened here is {until}", where=where, fix=_QUOTE_FIX)
-        line = opening + _count_lines(closed.group())
-        there = "" if line == opening else f" on line {line}"
-        after = text[closed.end() : closed.end() + 20].splitlines()[0]
-        problem = f"the quoted field opened here is closed{there} and then continues with {after!r}"
+    quoting: Any = csv.QUOTE_MINIMAL if dialect.quoting else csv.QUOTE_NONE
+    reader = csv.reader(lines(), delimiter=dialect.delimiter, quoting=quoting, strict=True)
+    start = 1
+    try:
+        for fields in reader:
+            yield start, fields
+            start = reader.line_num + 1
+    except csv.Error as error:
+        closed = f" on line {reader.line_num}" if reader.line_num > start else ""
+        problem = f"a quoted field starts here and continues after its closing quote{closed}"
+        if "expected after" not in str(error):
+            more = f" within {MAX_RECORD_CHARS >> 20} million characters" if "larger" in str(error) else ""
+            problem = f"a quoted field starts here and is not closed{more}"
         escaped = 'Quotes inside a field are written as \\". Write them as "" instead.'
-        return DataError(problem, where=where, fix=escaped if closed.group().endswith('\\"') else _QUOTE_FIX)
+        fix = escaped if '\\"' in last else _QUOTE_FIX
+        raise DataError(problem, where=f"{origin}:{start}", fix=fix) from None
+
+
+def _without_blank_end(records: Iterator[Record]) -> Iterator[Record]:
+    """Yield the records without empty lines at the end of the file."""
+    blank: list[Record] = []
+    for record in records:
+        if record[1]:
+            yield from blank
+            blank.clear()
+            yield record
+        else:
+            blank.append(record)
 
 
 def _shape(record: Record, width: int) -> str:
@@ -604,12 +522,12 @@ def _shape(record: Record, width: int) -> str:
 
 def _refuse(bad: list[Record], rows: int, width: int, *, origin: str, dialect: Dialect, can_skip: bool) -> DataError:
     """Return one error for all rows that do not have the fields of the header."""
-    line, fields, text = bad[0]
+    line, fields = bad[0]
     if not fields:
         fix = "Remove it."
     elif len(fields) > width and dialect.quoting:
         fix = f"Enclose a field that contains {dialect.delimiter!r} in quotes."
-    elif not dialect.quoting and text.count('"') % 2:
+    elif not dialect.quoting and dialect.join(fields).count('"') % 2:
         fix = "Set --quoting minimal if quotes enclose cells of several lines."
     else:
         fix = "Add or remove fields, or set --delimiter if a different character separates them."
@@ -619,7 +537,7 @@ def _refuse(bad: list[Record], rows: int, width: int, *, origin: str, dialect: D
     shown = [f"  {origin}:{record[0]}: {_shape(record, width)}" for record in bad[:SHOWN]]
     more = [f"  and {len(bad) - SHOWN:,} more"] if len(bad) > SHOWN else []
     what = "\n".join([f"{len(bad):,} of {rows:,} rows do not match the header:", *shown, *more])
-    texts = [text for _, _, text in bad[:1000]]
+    texts = [dialect.join(fields) for _, fields in bad[:1000]]
     if sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts):
         fix = "Fields are enclosed in '. Enclose them in \" instead."
     elif can_skip:

@@ -6,9 +6,9 @@ ends in an error. An exported model needs only tokenizer.json and the `tokenizer
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.data.batches import Ragged, TokenRows
+from tunesmith.data.batches import Ragged, TokenRows, labels_from_arrow
 from tunesmith.data.render import LINE
-from tunesmith.data.rows import RowCache, content_hash
-from tunesmith.errors import ConfigError, DataError, short_text
-from tunesmith.files import MAX_JSON_BYTES, BadFile, cache_folder, hash_file, read_plain
+from tunesmith.data.rows import content_hash
+from tunesmith.errors import ConfigError, DataError, ResourceError, short_text
+from tunesmith.files import MAX_JSON_BYTES, BadFile, cache_folder, hash_file, make_folder, read_plain, write_file
 from tunesmith.models.files import answer_within
 
 if TYPE_CHECKING:
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
     from tunesmith.data.rows import Columns, Part
 
-VERSION = 6
-"""Part of every cache key: raise it when the stored columns or their meaning change."""
+log = logging.getLogger(__name__)
+VERSION = 7
+"""Part of every cache key: raise it when the stored arrays or their meaning change."""
+MAX_CACHE_BYTES = 1_000_000_000
+"""About 200 million tokens."""
 BATCH_ROWS = 1000
 USUAL_LENGTH = 512
 LONGEST_LENGTH = 8192
@@ -49,12 +52,12 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """One split, tokenized. `dataset` has the same rows on disk; `reused`: they came from the cache."""
+    """One split, tokenized."""
 
     rows: TokenRows
+    cut: npt.NDArray[np.int32]
+    """Number of tokens that were dropped from each row."""
     truncated: TruncationCount
-    dataset: Dataset
-    reused: bool = False
     empty: tuple[int, ...] = ()
     """Rows that have special tokens only."""
 
@@ -79,26 +82,25 @@ def tokenize(
     rendered = not isinstance(columns, Sequence) and bool(columns.rendered)
     encoder = make_token_encoder(tokenizer, max_length, long_texts, rendered=rendered)
     has_types = "token_type_ids" in tokenizer.model_input_names
-    kept = ("labels",) if "labels" in dataset.column_names else ()
-    key = _hash(content_hash(dataset, (*text, *kept)), encoder.fingerprint, text, has_types, VERSION)[:32]
-    cache = RowCache(Path(cache_dir) if cache_dir is not None else cache_folder() / "tokens")
-    found = stored = cache.open(key)
-    if stored is None:
-        writer = _TokenWriter(dataset, encoder, has_types=has_types)
-        stored = cache.build(key, writer.batches(text, kept, on_progress), writer.facts)
-    assert stored is not None, "there are rows, so there is a batch"
-    if on_progress is not None:
-        on_progress(len(dataset), len(dataset))
-    largest = max(stored.facts["max_id"], getattr(tokenizer, "pad_token_id", None) or 0)
+    key = _hash(content_hash(dataset, text), encoder.fingerprint, text, has_types, VERSION)[:32]
+    file = (Path(cache_dir) if cache_dir is not None else cache_folder()) / f"{key}.tokens"
+    found = _read_arrays(file)
+    if found is None:
+        found = _encode_all(dataset, encoder, text, has_types=has_types, on_progress=on_progress)
+        _write_arrays(file, found)
+    offsets, cut = found.pop("offsets"), found.pop("cut")
+    labels = None
+    if "labels" in dataset.column_names:
+        labels = labels_from_arrow(dataset.select_columns(["labels"]).with_format("arrow")[:].column("labels"))
+    rows = TokenRows(
+        {name: Ragged(values, offsets) for name, values in found.items()}, np.diff(offsets).astype(np.int32), labels
+    )
+    largest = max(int(found["input_ids"].max(initial=0)), getattr(tokenizer, "pad_token_id", None) or 0)
     if vocab_size is not None and largest >= vocab_size:
         problem = f"the tokenizer returns token id {largest}, but the model has only {vocab_size} token embeddings"
         raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
-    used = np.frombuffer(base64.b64decode(stored.facts["used_ids"]), dtype=np.uint8)
-    tokens = stored.dataset()
-    rows = TokenRows.from_arrow(tokens.data.table, known_ids=np.flatnonzero(np.unpackbits(used)))
-    truncated = TruncationCount.of(tokens.data.table.column("cut").to_numpy(), max_length)
     empty = np.flatnonzero(rows.lengths <= tokenizer.num_special_tokens_to_add(pair=len(text) == 2))
-    return Tokenized(rows, truncated, tokens, reused=found is not None, empty=tuple(empty.tolist()))
+    return Tokenized(rows, cut, TruncationCount.of(cut, max_length), tuple(empty.tolist()))
 
 
 def longest_allowed(
@@ -130,43 +132,51 @@ def _check(dataset: Dataset, tokenizer: Any, text: tuple[str, ...], max_length: 
         raise ConfigError(f"max_length {max_length} leaves no room for text", fix=fix)
 
 
-class _TokenWriter:
-    """Encodes a dataset batch by batch, and collects the token ids that occur."""
+def _encode_all(
+    dataset: Dataset, encoder: TokenEncoder, text: tuple[str, ...], *, has_types: bool, on_progress: OnProgress | None
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the token columns of all rows, the `offsets` of the rows, and `cut`, the dropped tokens of each row."""
+    parts: list[TokenRows] = []
+    cuts: list[npt.NDArray[np.int32]] = []
+    done = 0
+    for table in dataset.select_columns(list(text)).with_format("arrow").iter(batch_size=BATCH_ROWS):
+        texts = [table.column(name).to_pylist() for name in text]
+        for name, cells in zip(text, texts, strict=True):
+            require_text_cells(cells, done, f", column {name}")
+        rows, cut = encode_texts(encoder, texts, has_types=has_types)
+        parts.append(rows)
+        cuts.append(cut)
+        done += len(rows)
+        if on_progress is not None:
+            on_progress(done, len(dataset))
+    columns = {name: np.concatenate([part.columns[name].values for part in parts]) for name in parts[0].columns}
+    offsets = np.append(0, np.cumsum(np.concatenate([part.lengths for part in parts]), dtype=np.int64))
+    return {**columns, "offsets": offsets, "cut": np.concatenate(cuts)}
 
-    def __init__(self, dataset: Dataset, encoder: TokenEncoder, *, has_types: bool) -> None:
-        self._dataset = dataset
-        self._encoder = encoder
-        self._has_types = has_types
-        self._used = np.zeros(1, dtype=bool)
 
-    def batches(self, text: tuple[str, ...], kept: tuple[str, ...], on_progress: OnProgress | None) -> Iterator[Any]:
-        """Yield record batches: tokens, lengths, truncated tokens, and the columns in `kept`."""
-        import pyarrow as pa
+def _read_arrays(file: Path) -> dict[str, npt.NDArray[Any]] | None:
+    """Return the arrays of a cache file; None if it is missing or damaged."""
+    try:
+        data = read_plain(file, MAX_CACHE_BYTES)
+    except (OSError, BadFile):
+        return None
+    from safetensors.numpy import load
 
-        view = self._dataset.select_columns([*text, *kept]).with_format("arrow")
-        done = 0
-        for table in view.iter(batch_size=BATCH_ROWS):
-            texts = [table.column(name).to_pylist() for name in text]
-            for name, cells in zip(text, texts, strict=True):
-                require_text_cells(cells, done, f", column {name}")
-            rows, cut = encode_texts(self._encoder, texts, has_types=self._has_types)
-            columns = {}
-            for name, column in rows.columns.items():
-                [(values, offsets)] = column.chunks
-                columns[name] = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
-            columns |= {"length": pa.array(rows.lengths), "cut": pa.array(cut)}
-            ids = rows.columns["input_ids"].chunks[0][0]
-            self._used = np.pad(self._used, (0, max(0, int(ids.max(initial=0)) + 1 - len(self._used))))
-            self._used[ids] = True
-            yield pa.record_batch(columns | {name: table.column(name).combine_chunks() for name in kept})
-            done += len(rows)
-            if on_progress is not None:
-                on_progress(done, len(self._dataset))
+    return load(data[32:]) if hashlib.sha256(data[32:]).digest() == data[:32] else None
 
-    def facts(self) -> dict[str, Any]:
-        """Return the token ids that occur as a bit map."""
-        used = base64.b64encode(np.packbits(self._used).tobytes()).decode()
-        return {"max_id": len(self._used) - 1, "used_ids": used}
+
+def _write_arrays(file: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Store the arrays, after their checksum. Without a cache, the next run tokenizes again."""
+    from safetensors.numpy import save
+
+    data = save(arrays)
+    if len(data) > MAX_CACHE_BYTES - 32:
+        return
+    try:
+        make_folder(file.parent)
+        write_file(file, hashlib.sha256(data).digest() + data)
+    except ResourceError as error:
+        log.warning("the tokens are not cached: %s", error)
 
 
 def require_text_cells(cells: Sequence[Any], before: int, column: str = "") -> None:

@@ -164,7 +164,7 @@ class Predictor:
             return len(chunk), *encode_texts(self.network.encoder, chunk, has_types=self.network.has_types)
 
         for sides, tokens, lost in prefetched(_checked(chunks), encode, ahead=1):
-            highest = int(max((ids.max(initial=0) for ids, _ in tokens.columns["input_ids"].chunks), default=0))
+            highest = int(tokens.columns["input_ids"].values.max(initial=0))
             if highest >= (most := self.network.vocab_size):
                 problem = f"the tokenizer produced token id {highest}, but the model has only {most} embeddings"
                 raise DataError(problem, fix="Use the tokenizer that belongs to the model.")

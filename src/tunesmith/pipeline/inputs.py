@@ -165,7 +165,7 @@ def free_folder(folder: Path) -> Path:
 def require_usable(config: RunConfig) -> RunDir:
     """Return the run folder; raise a ResourceError if it contains files that the run would overwrite or read."""
     run = RunDir(config.run_folder)
-    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
+    require_own_folder(run, {name: getattr(config, name) for name in INPUTS})
     return run
 
 
@@ -413,8 +413,7 @@ def audit_tokens(data: RunData, tokens: RunTokens, log: Log, *, asked: int | Non
 
 def whole_lengths(tokenized: Tokenized) -> npt.NDArray[np.int64]:
     """Return the number of tokens of each row before truncation."""
-    table = tokenized.dataset.with_format("numpy")
-    return np.asarray(table["length"][:], dtype=np.int64) + np.asarray(table["cut"][:], dtype=np.int64)
+    return tokenized.rows.lengths.astype(np.int64) + tokenized.cut
 
 
 def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) -> tuple[Decision, int] | None:

@@ -132,7 +132,7 @@ def _shorten(prepared: Prepared, folder: Path) -> tuple[Prepared, float]:
             lengths = found.rows.lengths
             kept = _spread(lengths, EVALUATED_EXAMPLES.get(kind, 256))
             whole, part = whole + int(lengths.sum()), part + int(lengths[kept].sum())
-            tokenized[split] = replace(found, rows=found.rows.select(kept), dataset=found.dataset.select(kept))
+            tokenized[split] = replace(found, rows=found.rows.select(kept), cut=found.cut[kept])
             splits[split] = splits[split].select(kept)
     config = replace(
         prepared.config,

@@ -262,7 +262,7 @@ def _prediction_columns(prepared: Prepared, predictions: dict[str, Predictions])
         probabilities = probabilities_of(result.logits[:n], labels.task)
         gold += _gold(result.labels, n, prepared)
         predicted += predicted_names(probabilities, labels)
-        cut += [tokens > 0 for tokens in prepared.tokenized[split].dataset.select_columns(["cut"])[:n]["cut"]]
+        cut += (prepared.tokenized[split].cut[:n] > 0).tolist()
         tables.append(probabilities)
     own = {"label": gold, "prediction": predicted, "truncated": cut}
     if labels.task is not Task.REGRESSION:

@@ -576,21 +576,16 @@ def load_curves(run: str | Path) -> Curves:
     return build_curves(read_columns(folder.journal_file), name=folder.name)
 
 
-def require_own_folder(run: RunDir, inputs: Mapping[str, str | None], *, cache: str | None = None) -> None:
-    """Raise a ResourceError that names what is in the way. `inputs` are the options that name files to read.
-
-    The cache may be in the run folder, where a failed start may have left it.
-    """
+def require_own_folder(run: RunDir, inputs: Mapping[str, str | None]) -> None:
+    """Raise a ResourceError that names what is in the way. `inputs` are the options that name files to read."""
     try:
         _require_apart(run.path, inputs)
         kind = kind_of(run.path)
         if kind not in (None, "a folder") and not (kind == "a link" and run.path.is_dir()):
             raise ResourceError(f"is {kind}, not a folder", where=str(run.path), fix=_ELSEWHERE)
         found = sorted(run.path.iterdir()) if kind is not None else []
-        caches = () if cache is None else (Path(cache).resolve(), *Path(cache).resolve().parents)
         mine = is_run(run)
         taken = [p for p in found if (is_foreign(run, p) if mine else not _is_debris(run, p))]
-        taken = [p for p in taken if p.resolve() not in caches]
     except OSError as error:
         raise disk_error(error, run.path) from error
     if not taken:

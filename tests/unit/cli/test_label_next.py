@@ -60,9 +60,7 @@ def test_next_examples_have_no_near_duplicates_and_a_forecast(home: Path, capsys
 def test_annotation_tool_file_reads_back_with_the_same_texts(home: Path, tmp_path: Path, tool: str) -> None:
     assert audit(home, "--next", "7", "--output", str(tmp_path / "next.json"), "--output_tool", tool) == 0
     assert audit(home, "--next", "7", "--output", str(tmp_path / "next.csv")) == 0
-    read, table = (
-        read_source(tmp_path / f"next.{kind}", name="t", cache_dir=tmp_path).dataset for kind in ("json", "csv")
-    )
+    read, table = (read_source(tmp_path / f"next.{kind}", name="t").dataset for kind in ("json", "csv"))
     assert read["text"][:] == table["text"][:]
     assert [str(i) for i in read["id"][:]] == [str(i) for i in table["id"][:]]
     assert {"prediction", "probability"} <= set(table.column_names)

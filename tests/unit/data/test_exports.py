@@ -23,7 +23,7 @@ LABEL = pick("positive", "negative")
 
 
 def load(path: Path, **options: Any) -> DataBundle:
-    return load_data(train_file=path, cache_dir=path.parent / "cache", validation_split_fraction=0, **options)
+    return load_data(train_file=path, validation_split_fraction=0, **options)
 
 
 def label_studio(i: int) -> dict[str, Any]:
@@ -94,14 +94,13 @@ def test_export_is_read_as_text_and_one_label(record: Any, tmp_path: Path) -> No
     rows = [record(i) for i in ROWS]
     path = tmp_path / "x.json"
     path.write_text(json.dumps(rows, indent=2))
-    for _ in range(2):  # parsed, then from the cached table
-        found = load(path)
-        assert found.columns.text == ("text",)
-        assert found.labels.task.value == "binary"
-        names = [found.labels.names[i] for i in found.splits["train"]["labels"][:]]
-        assert names == [LABEL(i) for i in ROWS]
-        assert found.splits["train"]["text"][:] == [sentence(i) for i in ROWS]
-        assert record is doccano or any("is an export of" in note for note in found.notes)
+    found = load(path)
+    assert found.columns.text == ("text",)
+    assert found.labels.task.value == "binary"
+    names = [found.labels.names[i] for i in found.splits["train"]["labels"][:]]
+    assert names == [LABEL(i) for i in ROWS]
+    assert found.splits["train"]["text"][:] == [sentence(i) for i in ROWS]
+    assert record is doccano or any("is an export of" in note for note in found.notes)
 
 
 def test_argilla_parquet_is_read(tmp_path: Path) -> None:

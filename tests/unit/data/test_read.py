@@ -1,4 +1,4 @@
-"""Every kind of file reads back exactly and is parsed only once."""
+"""Every kind of file reads back exactly."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tunesmith.data.json_files import ColumnTypes, json_batches
+from tunesmith.data.json_files import json_table
 from tunesmith.data.read import read_source
 from tunesmith.data.rows import LINE_COLUMN
 from tunesmith.data.text_files import choose_dialect, delimited_blocks
-from tunesmith.errors import ConfigError, DataError, ResourceError
+from tunesmith.errors import ConfigError, DataError
 
 LOOKALIKES = ["NA", "null", "None", "007", "1e5", "TRUE", "nan", "", " x ", "-", "=1+1", "1,5", 'a "b" c', "é\u2028ü"]
 EXAMPLES = int(os.environ.get("TUNESMITH_EXAMPLES", "100"))
 
 
 def read(path: Path, **options: Any) -> list[dict[str, Any]]:
-    source = read_source(path, name="train", cache_dir=path.parent / "cache", **options)
+    source = read_source(path, name="train", **options)
     return list(source.dataset.remove_columns(LINE_COLUMN if source.lines else []).to_list())
 
 
 def lines_of(path: Path) -> list[int]:
-    return list(read_source(path, name="train", cache_dir=path.parent / "cache").dataset[LINE_COLUMN])
+    return list(read_source(path, name="train").dataset[LINE_COLUMN])
 
 
 def write(path: Path, data: str | bytes) -> Path:
@@ -108,7 +108,7 @@ def test_json_lines_keep_types_and_widen_integers(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert read(path) == rows
-    source = read_source(path, name="train", cache_dir=tmp_path / "cache")
+    source = read_source(path, name="train")
     assert source.dataset.features["n"] == Value("float64")
     assert source.where(9_999, "n") == f"{path}:10000:n"
 
@@ -161,17 +161,6 @@ def test_objects_without_rows_are_refused(source: Any) -> None:
         read_source(source, name="train")
 
 
-def test_second_read_parses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "x.csv", as_csv(ROWS))
-    seen: list[tuple[int, int]] = []
-    read(path, on_progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (path.stat().st_size, path.stat().st_size)
-    monkeypatch.setattr("tunesmith.data.read.text_blocks", None)
-    assert read(path) == ROWS
-    other = write(tmp_path / "copy.csv", path.read_bytes())
-    assert read(other) == ROWS, "the cache depends on content, not on the name"
-
-
 def test_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", as_csv(ROWS))
     with pytest.raises(DataError, match="the file changed while it was read"):
@@ -183,9 +172,6 @@ def test_missing_file_is_one_line(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", "a\n1\n")
     with pytest.raises(DataError, match=r"no such file\. Files there: train\.csv"):
         read(tmp_path / "trian.csv")
-    write(tmp_path / "cache_file", "")
-    with pytest.raises(ResourceError, match="cache"):
-        read_source(tmp_path / "train.csv", name="train", cache_dir=tmp_path / "cache_file")
     with pytest.raises(DataError, match="was not written by save_to_disk"):
         read(tmp_path)
 
@@ -206,7 +192,7 @@ def test_path_to_no_regular_file_is_one_line(suffix: str, tmp_path: Path) -> Non
     }
     for path, text in said.items():
         with pytest.raises(DataError, match=text) as caught:
-            read_source(path, name="train", cache_dir=tmp_path / "cache")
+            read_source(path, name="train")
         assert caught.value.where == str(path)
 
 
@@ -214,8 +200,8 @@ def test_mrpc_and_trec_read_equal_from_tsv_and_parquet(shared: Path, tmp_path: P
     counts = {"mrpc": {"train": 3668, "validation": 408, "test": 1725}, "trec": {"train": 5452, "test": 500}}
     for folder, splits in counts.items():
         for split, rows in splits.items():
-            text = read_source(shared / "data" / folder / f"{split}.tsv", name=split, cache_dir=tmp_path)
-            binary = read_source(shared / "data" / folder / f"{split}.parquet", name=split, cache_dir=tmp_path)
+            text = read_source(shared / "data" / folder / f"{split}.tsv", name=split)
+            binary = read_source(shared / "data" / folder / f"{split}.parquet", name=split)
             assert text.dataset.num_rows == binary.dataset.num_rows == rows
             for name in text.column_names:
                 assert text.dataset[name][:] == [str(value) for value in binary.dataset[name][:]]
@@ -283,6 +269,5 @@ def test_any_tsv_reads_back_unchanged(rows: list[list[str]], size: int, newline:
 def test_any_json_lines_read_back_unchanged(rows: list[list[str]], size: int, newline: str, ascii_only: bool) -> None:
     records = [{f"c{k}": value for k, value in enumerate(row)} for row in rows]
     text = "".join(json.dumps(record, ensure_ascii=ascii_only) + newline for record in records)
-    types = ColumnTypes("x", lines=False)
-    batches = json_batches(pieces_of(text, size), origin="x", types=types, array_allowed=False)
-    assert [row for batch in batches for row in batch.to_pylist()] == records
+    table, _ = json_table(pieces_of(text, size), "x", array_allowed=False)
+    assert table.drop_columns(LINE_COLUMN).to_pylist() == records

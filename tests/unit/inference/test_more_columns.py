@@ -143,7 +143,7 @@ def test_longest_column_is_truncated_first(home: Path, tmp_path: Path) -> None:
     (short,) = render_rows(("a", "book", "x"), [["film " * 20], ["day"], ["good"]])
     data = Dataset.from_dict({"a,b,c": [text, short]})
     found = tokenize(data, tokenizer, columns, max_length=20, cache_dir=tmp_path)
-    one, two = (tokenizer.convert_ids_to_tokens(row) for row in found.dataset["input_ids"])
+    one, two = (tokenizer.convert_ids_to_tokens(row) for row in found.rows.take(np.arange(2))["input_ids"])
     assert [one.count(word) for word in ("film", "song")] == [7, 7]
     assert (one[1], one[one.index("book")], len(one)) == ("a", "book", 20)
     assert two[-2] == "good"

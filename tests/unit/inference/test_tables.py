@@ -56,7 +56,7 @@ def read_by_every_reader(file: Path, cache: Path) -> dict[str, list[list[str]]]:
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.reader(lines, delimiter=comma, strict=True))[1:]
     frame = pd.read_csv(file, sep=comma, dtype=str, keep_default_na=False, encoding="utf-8")
-    mine = read_source(file, name="t", quoting="minimal", cache_dir=cache).dataset
+    mine = read_source(file, name="t", quoting="minimal").dataset
     found: dict[str, Any] = {
         "csv": [list(column) for column in zip(*rows, strict=True)],
         "pandas": [frame[name].tolist() for name in frame.columns],
