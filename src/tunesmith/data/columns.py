@@ -199,9 +199,6 @@ class ColumnChooser:
         if not texts:  # few or short rows: any words, those that vary the most
             words = [n for n in readable if self.profiles[n].holds_words]
             varied = [n for n in words if self.profiles[n].different > self.profiles[n].values / 2]
-            alone = None if varied else self._besides_labels(readable)
-            if alone is not None:
-                return [(alone,)], f"Text: column {alone!r}, the only one besides the labels."
             texts = varied or [n for n in words if self.profiles[n].kind != "id"]
         if not texts:
             problem = f"no text column found among: {first_few(self.source.column_names, 20)}"
@@ -212,13 +209,6 @@ class ColumnChooser:
             return [(texts[0], texts[1])], f"Text: the pair {quoted(texts)}, recognized by names and content."
         longest = sorted(texts, key=lambda n: -self.profiles[n].words)
         return [*[(n,) for n in longest], (texts[0], texts[1])], ""
-
-    def _besides_labels(self, readable: list[str]) -> str | None:
-        """Return the only column of single words (such as addresses) in addition to one column of labels."""
-        both = [n for n, p in self.profiles.items() if p.kind not in ("empty", "date") and not _is_id_name(n)]
-        found = [n for n in both if n in readable and self.profiles[n].kind in ("id", "other")]
-        others = [self.profiles[n].kind for n in both if n not in found]
-        return found[0] if len(found) == 1 and others == ["label"] else None
 
     def _label_candidates(self, text: tuple[str, ...], taken: set[str]) -> tuple[list[str], str]:
         """Return the possible label columns; one if there is no doubt. 0/1 columns (several labels) are joined by commas."""
@@ -233,36 +223,25 @@ class ColumnChooser:
         classes = [n for n in (*found, *switches) if left[n].kind != "number"]
         if len(weak) == 1 and not [n for n in classes if n not in weak and n.lower() not in ASIDE]:
             return [weak[0]], f"Label: column {weak[0]!r}, recognized by its name."
-        answers = [n for n in left if n.lower() == "prediction" or n.lower().startswith(("prob_", "probability_"))]
-        useful = [n for n in found if n.lower() not in ASIDE and n not in answers] or found
+        useful = [n for n in found if n.lower() not in ASIDE] or found
         if len(switches) > 1 and not useful:
             return [",".join(switches)], f"Label: the 0/1 columns {', '.join(switches)}, several labels per row."
         joined = [",".join(hot)] if len(hot) >= 3 else []
         every = [*joined, *useful, *(n for n in switches if not joined or n not in hot)]
-        if every and set(every) <= set(answers):
-            fix = f"Set --label_column_name {shlex.quote(every[0])} to learn them."
-            raise DataError(f"no label, only predictions: {', '.join(every)}", where=self.source.origin, fix=fix)
         if len(every) == 1:
             why = "the only one of numbers" if left[every[0]].kind == "number" else "the only one whose values repeat"
             return [every[0]], f"Label: column {every[0]!r}, {why}."
+        empty = [name for name, profile in self.profiles.items() if profile.kind == "empty"]
+        if not every and empty:
+            problem = f"no label column found, and {quoted(empty[:3])} has no values"
+            fix = "Fill it in (formulas of a sheet: save the values), or set --label_column_name."
+            raise DataError(problem, where=self.source.origin, fix=fix)
         if not every:
-            return self._last_resort(text)
+            raise self.source.no_column("label", "--label_column_name")
         words = [word for word in (*LABELS, *WEAK_LABELS) if len(word) > 1]
         rest = [n for n in every if n not in (*weak, *joined)]
         rest.sort(key=lambda n: (not any(word in n.lower() for word in words), left[n].different))
         return [*weak, *joined, *rest], ""
-
-    def _last_resort(self, text: tuple[str, ...]) -> tuple[list[str], str]:
-        ruled_out = ("id", "empty", "date", "other")
-        rest = [p for n, p in self.profiles.items() if n not in text and p.kind not in ruled_out]
-        if len(rest) == 1 and rest[0].different <= max(2, rest[0].values // 2):
-            return [rest[0].name], f"Label: column {rest[0].name!r}, the only one left and its values repeat."
-        empty = [name for name, profile in self.profiles.items() if profile.kind == "empty"]
-        if empty:
-            problem = f"no label column found, and {quoted(empty[:3])} has no values"
-            fix = "Fill it in (formulas of a sheet: save the values), or set --label_column_name."
-            raise DataError(problem, where=self.source.origin, fix=fix)
-        raise self.source.no_column("label", "--label_column_name")
 
     def _question(self, texts: list[tuple[str, ...]], labels: list[str]) -> DataError:
         """Return one question for everything that is unclear, with candidates and flags that answer it."""

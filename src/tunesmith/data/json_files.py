@@ -95,7 +95,7 @@ def _is_lines(head: str) -> bool:
 
 
 def rows_of_object(value: dict[str, Any], origin: str) -> list[dict[str, Any]]:
-    """Return the rows of one object: a list of rows under a key such as "data", one key per column (pandas), or one per row."""
+    """Return the rows of one object: a list of rows under a key such as "data", or one key per column (pandas)."""
     rows = {
         key: cells for key, cells in value.items() if isinstance(cells, list) and cells and isinstance(cells[0], dict)
     }
@@ -107,11 +107,8 @@ def rows_of_object(value: dict[str, Any], origin: str) -> list[dict[str, Any]]:
     cells = list(value.values())
     if cells and all(isinstance(column, list) for column in cells) and len({len(column) for column in cells}) == 1:
         return [dict(zip(value, row, strict=True)) for row in zip(*cells, strict=True)]
-    if len(cells) > 1 and all(isinstance(column, dict) and column for column in cells):
-        if all("0" in column for column in cells):
-            return [{name: column.get(key) for name, column in value.items()} for key in cells[0]]
-        if cells[0].keys() == cells[1].keys():
-            return [{"key": key, **row} for key, row in value.items()]
+    if len(cells) > 1 and all(isinstance(column, dict) and "0" in column for column in cells):
+        return [{name: column.get(key) for name, column in value.items()} for key in cells[0]]
     return [value]
 
 

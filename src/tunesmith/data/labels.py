@@ -501,7 +501,6 @@ def _choose_names(train: Source, columns: Columns, survey: Survey, rules: LabelR
     else:
         _refuse_variants(train, column, survey)
         _refuse_typos(train, column, survey)
-        _refuse_header_or_total(train, columns, survey)
         values = names = tuple(sorted(found))
     order = match_names(rules.head_names, names) or names
     value_of = dict(zip(names, values, strict=True))
@@ -613,26 +612,6 @@ def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
                 raise DataError(problem, where=train.where(survey.first_row[name], column), fix=fix)
 
 
-def _refuse_header_or_total(train: Source, columns: Columns, survey: Survey) -> None:
-    """Refuse a first or last row that repeats a column name or says total, if no other row has its label: a second header
-    line (survey tools) or a total.
-    """
-    names = [columns.label, *columns.text]
-    words = {"total", "sum", "label", "answer", "response", *map(fold_label, names)}
-    for row in (0, 1, survey.rows - 1):
-        label = next((name for name, first in survey.first_row.items() if first == row), None)
-        if not train.lines or label is None or survey.counts[label] > 1 or survey.rows < 3:
-            continue
-        cells = [fold_label(str(train.dataset[row][name])) for name in names]
-        if words.isdisjoint(cells):
-            continue
-        problem = (
-            f"only this row has the label {label[:60]!r}: is it {'a second header line' if row < 2 else 'a total'}?"
-        )
-        fix = "If it is, delete it. If not, list all labels in --label_names."
-        raise DataError(problem, where=train.where(row, columns.label), fix=fix)
-
-
 LARGEST_SCORE = 1e8
 """Largest regression label. With larger ones, the squared gradient norm exceeds 32 bits."""
 
@@ -700,16 +679,14 @@ def unwrap_single_labels(sources: Mapping[str, Source], columns: Columns) -> dic
 
 def _unwrap(source: Source, label: str) -> Source:
     import pyarrow as pa
-    from datasets import Dataset
 
-    table = source.dataset.with_format("arrow")[:]
-    lists = table.column(label).to_pylist()
+    lists = source.dataset.with_format(None)[label][:]
     long = next((row for row, cell in enumerate(lists) if cell is not None and len(cell) > 1), None)
     if long is not None:
         problem = f"{len(lists[long])} labels, expected one"
         raise DataError(problem, where=source.where(long, label), fix="Use one label per row.")
-    cells = pa.array([cell[0] if cell else None for cell in lists], table.schema.field(label).type.value_type)
-    return source.with_cells(Dataset(table.set_column(table.column_names.index(label), label, cells)))
+    cells = pa.array([cell[0] if cell else None for cell in lists], source.type_of(label).value_type)
+    return source.with_cells(add_column(source.dataset, label, cells))
 
 
 SEPARATOR_WORDS = {"comma": ",", "slash": "/", "pipe": "|", "semicolon": ";", "space": " ", "tab": "\t"}
@@ -753,11 +730,8 @@ def _join_indicators(source: Source, columns: Sequence[str]) -> Source:
 
 def _with_lists(source: Source, column: str, lists: list[list[str]]) -> Source:
     import pyarrow as pa
-    from datasets import Dataset
 
-    dataset = source.dataset.remove_columns([column]) if column in source.dataset.column_names else source.dataset
-    table = dataset.with_format("arrow")[:]
-    return source.with_cells(Dataset(table.append_column(column, pa.array(lists, pa.list_(pa.string())))))
+    return source.with_cells(add_column(source.dataset, column, pa.array(lists, pa.list_(pa.string()))))
 
 
 def encode_lists(source: Source, column: str, values: Sequence[str]) -> Any:
@@ -814,19 +788,16 @@ def respell_labels(sources: Mapping[str, Source], label: str, notes: list[str], 
 
 def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
     import pyarrow as pa
-    from datasets import Dataset
 
     kind = source.type_of(column)
     if not changed or "string" not in str(kind):
         return source
-    table = source.dataset.with_format("arrow")[:]
-    cells: Any = table.column(column).to_pylist()
+    cells: Any = source.dataset.with_format(None)[column][:]
     if is_list_type(kind):
         new = [None if row is None else list(dict.fromkeys(changed.get(v, v) for v in row)) for row in cells]
     else:
         new = [changed.get(value, value) for value in cells]
-    table = table.set_column(table.column_names.index(column), column, pa.array(new, kind))
-    return source.with_cells(Dataset(table))
+    return source.with_cells(add_column(source.dataset, column, pa.array(new, kind)))
 
 
 def with_targets(part: Part, targets: np.ndarray[Any, Any]) -> Part:

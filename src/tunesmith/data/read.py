@@ -61,7 +61,6 @@ from tunesmith.data.text_files import (
     has_quoted_cells,
     kind_of_file,
     readable,
-    recognize_lines,
     refuse_other_content,
     sniff_dialect,
     text_blocks,
@@ -436,9 +435,6 @@ def _read_file(file: _File, name: str, on_progress: OnProgress | None) -> Source
     from tunesmith.data.json_files import json_table, merge_responses
 
     version = file_version(file.path)
-    if file.kind == "lines":
-        kind, dialect = recognise_lines(file.first_text(), file.origin)
-        file = replace(file, kind=kind, dialect=dialect)
     if file.dialect is not None and not file.dialect.sure:
         file = replace(file, dialect=sniff_dialect(file.first_text(), file.dialect))
     facts: dict[str, Any] = {}

@@ -32,7 +32,15 @@ from tunesmith.errors import ConfigError, DataError, ResourceError
 CHUNK_BYTES = 1 << 20
 _NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 """Errors of a path that can't be a file: a link to itself, a file used as a folder, a name that is too long."""
-KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
+KINDS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".txt": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+}
 KINDS |= {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow"}
 KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
 """Ending -> format."""
@@ -43,14 +51,12 @@ OnProgress = Callable[[int, int], None]
 
 
 def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]:
-    """Return (kind, whether it is gzipped); "lines" if the kind must be recognized from the content."""
+    """Return (kind, whether it is gzipped)."""
     suffixes = [s.lower() for s in path.suffixes]
     gzipped = bool(suffixes) and suffixes[-1] in (".gz", ".gzip")
     suffix = (suffixes[:-1] if gzipped else suffixes)[-1:] or [""]
     kind = KINDS.get(suffix[0])
-    if suffix[0] in (".txt", ".dat", ".ft"):
-        kind = "lines" if delimiter is None else "csv"
-    elif not suffix[0] and delimiter is not None:
+    if kind is None and delimiter is not None and suffix[0] in ("", ".dat"):
         kind = "csv"
     if kind is None:
         known = "csv, tsv, jsonl, json, txt (each also as .gz), xlsx, parquet and arrow"
@@ -405,22 +411,6 @@ def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
         own = DELIMITER_NAMES.get(dialect.delimiter, repr(dialect.delimiter))
         problem = f"the header is one field, {only[:60]!r}: fields seem to be separated by {likely}, not by {own}"
         raise DataError(problem, where=f"{origin}:1", fix=f"Set --delimiter {likely}.")
-
-
-def recognize_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
-    """("jsonl" | "csv" | "tsv", its dialect) of a file that begins with this text."""
-    if "\0" in head:
-        problem, fix = describe_nul(head)
-        raise DataError(problem, where=f"{origin}:1", fix=fix)
-    lines = [line for line in head.splitlines()[:200] if line.strip()]
-    if head.lstrip().startswith("{"):
-        return "jsonl", None
-    dialect = sniff_dialect(head, choose_dialect("tsv", delimiter=None, quoting=None))
-    if _width(head, dialect.delimiter, quoting=dialect.quoting) > 1 and len(lines) > 2:
-        return ("tsv" if dialect.delimiter == "\t" else "csv"), dialect
-    problem = f"no columns found: no {', '.join(DELIMITER_NAMES.values())} separates all of the first lines alike"
-    fix = "Set --delimiter, or use a file with a text and a label in each line, such as .csv, .tsv or .jsonl."
-    raise DataError(problem, where=origin, fix=fix)
 
 
 # --- records ----------------------------------------------------------------------------------------------------------

@@ -30,14 +30,14 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
-from tunesmith.events import Evaluated, Finding, NonFinite, Note, RunEnded
+from tunesmith.events import Evaluated, Finding, NonFinite, Note, RunEnded, finite_or_none
 from tunesmith.files import is_plain
 from tunesmith.inference.server import Service, retry_later
 from tunesmith.report.build import diagnose_run, diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.report.plots import PanelLine, main_panels, more_panels
 from tunesmith.report.predictions import scores_in_file
-from tunesmith.runs.event_log import ColumnsTail, Curves, Peek, Series, build_curves, peek_journal
+from tunesmith.runs.event_log import ColumnsTail, Curves, Series, build_curves
 from tunesmith.runs.folder import RunDir, read_holder, read_metrics, read_summary
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ _BODY = "<body>\n"
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 MAX_DRAWING = 20
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+SPARK_POINTS = 40
 FRESH_SECONDS = 60
 """A run without a lock file whose event log grew within this time counts as running: Trainer scripts may not take a lock."""
 ScoreCell = tuple[str, float, float | None, float | None]
@@ -263,20 +264,24 @@ class RunRow:
     name: str
     model: str
     status: str
-    peek: Peek
     score: ScoreCell | None
     updated: float
     problem: str | None = None
     """The damage of the run folder, if any."""
+    step: int = 0
+    num_steps: int = 0
+    loss: float | None = None
+    losses: tuple[float, ...] = ()
+    """A few training losses of the whole run."""
+    ended: str | None = None
+    """Why the run ended; None while it runs or when it was killed."""
     verdict: Verdict | None = None
     """The first finding; None if there is none, or if the run was not diagnosed yet."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the values for the script of the page."""
-        plain = {name: getattr(self, name) for name in ("id", "name", "model", "status", "score", "updated")}
-        peek = {"step": self.peek.step, "num_steps": self.peek.num_steps, "loss": self.peek.loss}
-        spark = spark_points(self.peek.spark)
-        return {**plain, **peek, "spark": spark, "problem": self.problem, "verdict": self.verdict}
+        names = ("id", "name", "model", "status", "score", "updated", "problem", "step", "num_steps", "loss", "verdict")
+        return {**{name: getattr(self, name) for name in names}, "spark": spark_points(self.losses)}
 
 
 class RunIndex:
@@ -285,6 +290,7 @@ class RunIndex:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
         self._known: dict[str, tuple[tuple[Any, ...], RunRow]] = {}
+        self._tails: dict[str, ColumnsTail] = {}
         self._verdicts: dict[str, tuple[tuple[Any, ...], Verdict | None, float]] = {}
         self._lock = threading.Lock()
 
@@ -330,11 +336,12 @@ class RunIndex:
         scored = os.lstat(run.metrics_file).st_mtime_ns if is_plain(run.metrics_file) else 0
         version = (info.st_ino, info.st_size, info.st_mtime_ns, scored)
         if key not in self._known or self._known[key][0] != version:
-            self._known[key] = (version, _read_row(key, run, info.st_mtime))
+            tail = self._tails.setdefault(key, ColumnsTail(run.journal_file))
+            self._known[key] = (version, _read_row(key, run, tail, info.st_mtime))
         row = self._known[key][1]
         if row.problem:
             return row
-        status = status_of(run, row.peek.ended, info.st_mtime)
+        status = status_of(run, row.ended, info.st_mtime)
         if not has_no_links(run):
             return replace(row, status=status)
         known, verdict, at = self._verdicts.get(key, (None, None, 0.0))
@@ -383,18 +390,31 @@ def has_no_links(run: RunDir) -> bool:
     return not run.model.is_dir() or not any(file.is_symlink() for file in run.model.iterdir())
 
 
-def _read_row(key: str, run: RunDir, updated: float) -> RunRow:
+def _read_row(key: str, run: RunDir, tail: ColumnsTail, updated: float) -> RunRow:
     """Return a row whose status is "damaged" if it has a problem, else still unknown."""
-    peek = peek_journal(run.journal_file)
-    score: ScoreCell | None = (f"validation {peek.score[0]}", peek.score[1], None, None) if peek.score else None
-    problem = peek.problem
+    found: dict[str, Any] = {}
+    score: ScoreCell | None = None
+    problem = None
+    try:
+        tail.poll()
+        assert tail.columns is not None, "it was polled"
+        curves = build_curves(tail.columns, name=run.name)
+        losses = curves.train_loss.finite().value
+        found = {"step": curves.last_step, "num_steps": max(0, curves.num_steps), "ended": curves.ended}
+        found["losses"] = tuple(losses[:: max(1, len(losses) // SPARK_POINTS)].tolist())
+        found["loss"] = finite_or_none(float(curves.train_loss.value[-1])) if len(curves.train_loss) else None
+        name = curves.main_metric() or "loss"
+        if len(values := curves.metric("validation", name).finite().value):
+            score = (f"validation {name}", float(values[-1]), None, None)
+    except (CheckpointError, OSError) as error:
+        problem = f"{run.journal_file.name} {error.problem if isinstance(error, CheckpointError) else error.strerror}"
     try:
         if os.path.islink(run.metrics_file):  # it could expose any file of this machine
             raise CheckpointError("is a link, not a file")
         score = _first_score(read_metrics(run.metrics_file)) or score
     except CheckpointError as error:
         problem = problem or f"{run.metrics_file.name} {error.problem}"
-    return RunRow(key, *_names(run), "damaged" if problem else "", peek, score, updated, problem)
+    return RunRow(key, *_names(run), "damaged" if problem else "", score, updated, problem, **found)
 
 
 def _names(run: RunDir) -> tuple[str, str]:

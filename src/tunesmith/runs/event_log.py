@@ -3,7 +3,7 @@ learning curves.
 
 A line counts once its newline is on disk. A process killed while writing leaves at most one line without a newline: readers
 ignore it, and the next writer removes it. `SafePoint` is not stored. `read_columns` reads a log as arrays, `ColumnsTail`
-follows one that is being written, and `peek_journal` reads a few facts from both ends.
+follows one that is being written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -251,10 +250,6 @@ FLOATS = ("epoch", "loss", "grad_norm", "learning_rate", "seconds")
 INTEGERS = ("step", "examples", "tokens", "padded_tokens")
 MOST_BYTES = 64_000_000
 """Bytes that `ColumnsTail` reads line by line per poll; the rest waits for the next one."""
-HEAD = 4096
-SPARK_POINTS = 40
-
-_LOSS = re.compile(rb'"event": "StepDone", [^\n]{,400}?"loss": (-?\d{1,20}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,3})?),')
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,78 +308,6 @@ class ColumnsTail:
         self._offset += data.rfind(b"\n") + 1
         self._lines += data.count(b"\n")
         return old is not self.columns
-
-
-@dataclass(frozen=True, slots=True)
-class Peek:
-    """Facts from both ends of an event log. `score` is the latest validation score; `spark` has a few losses of the run."""
-
-    num_steps: int = 0
-    step: int = 0
-    ended: str | None = None
-    loss: float | None = None
-    score: tuple[str, float] | None = None
-    spark: tuple[float, ...] = ()
-    problem: str | None = None
-    """The damage found in the part that was read."""
-
-
-def peek_journal(path: Path) -> Peek:
-    """Read facts from both ends in about a millisecond; a missing event log has none, an unreadable one has a problem."""
-    try:
-        with open_plain(path) as file:
-            head, size = file.readline(HEAD), os.fstat(file.fileno()).st_size
-            start = max(0, size - MAX_LINE)
-            tail = os.pread(file.fileno(), MAX_LINE, start)
-            spark = _sample_losses(file.fileno(), size)
-    except OSError:
-        return Peek()
-    except BadFile as error:
-        return Peek(problem=f"{path.name} {error}")
-    started = end = step = evaluated = problem = None
-    try:
-        if start and b"\n" not in tail:
-            raise CheckpointError(f"its last line has more than {MAX_LINE:,} bytes")
-        started = decode_line(head, where="") if head.endswith(b"\n") else None
-        for line in reversed(tail[: tail.rfind(b"\n") + 1].splitlines()[1 if start else 0 :]):
-            if step is not None and line.startswith(_STEP_DONE):
-                continue
-            event = decode_line(line, where="")
-            if isinstance(event, Evaluated):
-                if event.split != "validation":
-                    continue
-                evaluated = event
-            end = end or event
-            step = event if isinstance(event, StepDone) else step
-            if step is not None and evaluated is not None:
-                break
-    except CheckpointError as error:
-        problem = error.problem
-    return Peek(
-        num_steps=max(0, started.num_steps) if isinstance(started, RunStarted) else 0,
-        step=step.step if step else 0,
-        ended=end.reason if isinstance(end, RunEnded) else None,
-        loss=step.loss if step else None,
-        score=_score(evaluated.metrics) if evaluated else None,
-        spark=spark,
-        problem=problem,
-    )
-
-
-def _score(metrics: dict[str, float | None]) -> tuple[str, float] | None:
-    names = ("accuracy", "f1", "f1_macro", "f1_micro", "pearson", *sorted(metrics))
-    found = ((name, metrics.get(name)) for name in names if name != "loss")
-    return next(((name, value) for name, value in found if value is not None), None)
-
-
-def _sample_losses(handle: int, size: int) -> tuple[float, ...]:
-    if size <= 65_536:
-        every = [m.group(1) for m in _LOSS.finditer(os.pread(handle, size, 0))]
-        chosen = every[:: max(1, len(every) // SPARK_POINTS)]
-    else:
-        found = (_LOSS.search(os.pread(handle, 1024, k * size // SPARK_POINTS)) for k in range(SPARK_POINTS))
-        chosen = [m.group(1) for m in found if m]
-    return tuple(value for text in chosen if abs(value := float(text)) < 1e30)
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------

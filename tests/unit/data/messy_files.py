@@ -161,12 +161,6 @@ HOT = {
     "fear": pick(0, 1, 0),
     "anger": pick(1, 0, 0),
 }
-FORMER = {
-    "comment": sentence,
-    "prediction": pick("good", "bad"),
-    "prob_good": lambda i: i / 70,
-    "prob_bad": lambda i: 1 - i / 70,
-}
 IDS = {"ticket": lambda i: 10000 + i, "opened": lambda i: f"2024-03-{i % 28 + 1:02d}", "body": sentence, "team": QUEUES}
 SUBJECT = {"subject_line": lambda i: f"about the {SUBJECTS[i % 8]} number {i}", "details": sentence, "queue": QUEUES}
 GERMAN_ROWS = {"Beschreibung": lambda i: f"{GERMAN[i % 3]}, Vorgang {i}", "Kategorie": pick("Technik", "Rechnung")}
@@ -240,9 +234,6 @@ FILES = [
     ),
     asked("points.csv", "--do_regression true", table({"essay": sentence, "points": lambda i: i * 7 % 25})),
     asked("emotions.csv", "--label_column_name joy,fear,anger", table(HOT)),
-    asked("former.csv", "--label_column_name prediction", table(FORMER)),
-    asked("survey.csv", "a second header line", headed("Answer,Rating\nOpen-Ended,Response\n", text("{text},{ab}\n"))),
-    asked("total.csv", "is it a total?", headed("text,label\n", text("{text},{ab}\n", end="Total,60\n"))),
     asked(
         "title.csv", "a title, not a header", headed("Feedback 2024,,\n,,\nid,text,label\n", text("{i},{text},{ab}\n"))
     ),

@@ -184,13 +184,11 @@ def test_undecodable_bytes_are_kept_or_refused(tmp_path: Path) -> None:
         load_file(tmp_path / "late.parquet")
 
 
-@pytest.mark.parametrize("shape", ["row per key", "rows under a key", "columns"])
+@pytest.mark.parametrize("shape", ["rows under a key", "columns"])
 def test_single_json_object_with_all_rows_is_read(shape: str, tmp_path: Path) -> None:
     rows = [{"text": sentence(i), "label": "ab"[i % 2]} for i in range(60)]
-    whole: Any = {f"doc{i}": row for i, row in enumerate(rows)}
-    if shape == "rows under a key":
-        whole = {"version": "1.0", "data": rows}
-    elif shape == "columns":
+    whole: Any = {"version": "1.0", "data": rows}
+    if shape == "columns":
         whole = {name: [row[name] for row in rows] for name in ("text", "label")}
     (tmp_path / "x.json").write_text(json.dumps(whole, indent=1))
     found = load_file(tmp_path / "x.json", validation_split_fraction=0)
@@ -235,16 +233,3 @@ def test_frames_are_read_like_files(tmp_path: Path) -> None:
     mixed = pd.DataFrame({"text": texts, "label": [i if i % 2 else str(i) for i in range(60)]})
     with pytest.raises(DataError, match=r"train: the DataFrame cannot be read .*column label.* Use one kind of value"):
         load_data(train_data=mixed)
-
-
-def test_only_remaining_column_is_the_text(tmp_path: Path) -> None:
-    table({"url": lambda i: f"http://site{i}.example/{i * 7}", "type": pick("benign", "phishing")})(
-        tmp_path / "urls.csv"
-    )
-    found = load_file(tmp_path / "urls.csv")
-    assert (found.columns.text, found.columns.label) == (("url",), "type")
-    assert "Text: column 'url', the only one besides the labels." in found.notes
-    rows = {"ticket": lambda i: f"T-{i:04}", "reason": pick("late", "lost"), "queue": pick("a", "b", "c")}
-    table(rows)(tmp_path / "tickets.csv")
-    with pytest.raises(DataError, match="which column"):
-        load_file(tmp_path / "tickets.csv")

@@ -19,7 +19,7 @@ from tunesmith.events import NonFinite, Note, Resumed, RunEnded, RunStarted, Ste
 from tunesmith.inference import server
 from tunesmith.inference.board import LiveRun, RunIndex, encode_message, is_running, status_of
 from tunesmith.inference.server import load_token
-from tunesmith.runs.event_log import Journal, peek_journal, truncate_journal
+from tunesmith.runs.event_log import Journal, truncate_journal
 from tunesmith.runs.folder import RunDir, RunLock, load_curves
 
 
@@ -112,10 +112,8 @@ def test_text_cannot_end_a_server_sent_event() -> None:
 def test_only_a_final_event_ends_a_run(tmp_path: Path, tail, ended: str | None) -> None:
     first = [RunStarted("r", 0, 10, 10.0, 1.0, 80), StepDone(1, 0.1, None, None, 1e-5, 8, 8, 8, 0.1)]
     write(tmp_path, [*first, *tail])
-    peek = peek_journal(tmp_path / "journal.jsonl")
-    assert peek.ended == ended
-    assert peek.loss is None
-    assert peek.num_steps == 10
+    [row] = RunIndex(tmp_path).rows()
+    assert (row.ended, row.loss, row.num_steps) == (ended, None, 10)
 
 
 HOLD = """
@@ -172,7 +170,7 @@ def test_list_row_matches_the_run_folder(runs: Path) -> None:
     row = next(row for row in RunIndex(runs).rows() if row.id == "alpha")
     assert (row.name, row.model, row.status) == ("mrpc-bert-base", "bert-base-uncased", "finished")
     assert row.score == ("validation f1", 0.9, 0.8, 0.95)
-    assert (row.peek.step, row.peek.num_steps) == (60, 60)
+    assert (row.step, row.num_steps) == (60, 60)
 
 
 def test_token_file_is_readable_only_by_owner(tmp_path: Path) -> None:
