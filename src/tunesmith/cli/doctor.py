@@ -6,27 +6,31 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from tunesmith import __version__
 from tunesmith.cli.parser import add_flag
-from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
+from tunesmith.config.load import load_config
+from tunesmith.errors import TunesmithError
 from tunesmith.events import StepDone
-from tunesmith.files import BadFile, read_json
 from tunesmith.runs.event_log import parse_events, read_bytes
 from tunesmith.runs.folder import (
+    MANIFEST,
     RunDir,
     checkpoint_step,
     end_of,
     is_leftover,
+    open_run,
+    read_environment,
     read_holder,
     verify,
     verify_results,
+    version_of,
 )
 
 Health = Literal["sound", "note", "useless", "broken"]
@@ -46,49 +50,33 @@ def examine(run: RunDir) -> list[Examined]:
     """Check every part of the folder, reading and hashing all files; changes nothing."""
     holder = read_holder(run.lock_file)
     held = f"held by {holder}: the run is being trained, so new files may look unfinished"
-    parts = [Examined("lock", "sound", "free") if holder is None else Examined("lock", "note", held)]
-    parts.append(_check_json(run.environment_file))
-    parts += _check_journal(run)
-    intact = list(_check_checkpoints(run, parts))
-    for folder in (run.best, run.model):
-        if folder.exists():
-            problem = _problem_of(folder)
-            health: Health = "sound" if problem is None else "broken"
-            parts.append(Examined(folder.name, health, problem or "every file is as it was written"))
+    checkpoints = [_check(folder.name, partial(verify, folder)) for folder in run.checkpoints()]
+    intact = [part for part in checkpoints if part.health == "sound"]
+    if intact:
+        checkpoints = [part if part in intact else replace(part, health="useless") for part in checkpoints]
+    return [
+        Examined("lock", "sound", "free") if holder is None else Examined("lock", "note", held),
+        _check(run.config_file.name, partial(load_config, run.config_file, need_data=False), "note"),
+        _check(run.environment_file.name, partial(read_environment, run.environment_file), "note"),
+        *_check_journal(run),
+        *checkpoints,
+        *(_check(folder.name, partial(verify, folder)) for folder in run.folders if folder.exists()),
+        _check("results", partial(verify_results, run)),
+        *(
+            Examined(path.name, "useless", "left behind by a killed process; the next start removes or restores it")
+            for path in sorted(run.path.iterdir())
+            if is_leftover(path.name)
+        ),
+        _conclude(run, [run.path / part.name for part in intact]),
+    ]
+
+
+def _check(name: str, job: Callable[[], object], if_bad: Health = "broken") -> Examined:
     try:
-        verify_results(run)
-    except (CheckpointError, ResourceError) as error:
-        parts.append(Examined("results", "broken", error.line()))
-    for path in sorted(run.path.iterdir()):
-        if is_leftover(path.name):
-            home = path.name.removeprefix(".tmp-old-").rsplit("-", 1)[0]
-            if path.name.startswith(".tmp-old-") and not (run.path / home).exists():
-                parts.append(Examined(path.name, "note", "was moved aside and comes back with the next start"))
-            else:
-                parts.append(Examined(path.name, "useless", "left behind by a killed process"))
-    parts.append(_conclude(run, intact))
-    return parts
-
-
-def _problem_of(folder: Path) -> str | None:
-    """Return why a folder with a manifest can't be used; None if it can."""
-    try:
-        verify(folder)
-    except (CheckpointError, ResourceError) as error:
-        return error.line()
-    return None
-
-
-def _check_json(file: Path) -> Examined:
-    try:
-        is_object = isinstance(read_json(file, follow=True), dict)
-    except FileNotFoundError:
-        return Examined(file.name, "note", "is not there; the next start writes it")
-    except BadFile as error:
-        return Examined(file.name, "note", f"{error}; the next start writes it again")
-    if not is_object:
-        return Examined(file.name, "note", "is not a JSON object; the next start writes it again")
-    return Examined(file.name, "sound", "reads well")
+        job()
+    except (TunesmithError, OSError) as error:
+        return Examined(name, if_bad, str(error))
+    return Examined(name, "sound", "intact")
 
 
 def _check_journal(run: RunDir) -> Iterator[Examined]:
@@ -106,10 +94,8 @@ def _check_journal(run: RunDir) -> Iterator[Examined]:
         yield Examined(name, "note", "its last line is incomplete; the next start removes it")
     steps = [event.step for event in events if isinstance(event, StepDone)]
     seen = set(steps)
-    absent = (step for step in range(1, max(steps, default=0) + 1) if step not in seen)
-    missing = list(
-        islice(absent, 6)
-    )  # an event log may name any step: the list of missing ones may not fit into memory
+    # An event log may name any step: a complete list of missing ones may not fit into memory.
+    missing = list(islice((step for step in range(1, max(steps, default=0) + 1) if step not in seen), 6))
     if missing:
         shown = ", ".join(str(s) for s in missing[:5]) + (", ..." if len(missing) > 5 else "")
         yield Examined(name, "broken", f"has no line for step {shown}: the curves have a gap there")
@@ -119,32 +105,16 @@ def _check_journal(run: RunDir) -> Iterator[Examined]:
         yield Examined(name, "sound", f"{len(events)} events, {len(steps)} steps")
 
 
-def _check_checkpoints(run: RunDir, parts: list[Examined]) -> Iterator[Path]:
-    """Add a part for each checkpoint; return the intact ones."""
-    problems = {folder: _problem_of(folder) for folder in run.checkpoints()}
-    any_intact = any(problem is None for problem in problems.values())
-    for folder, problem in problems.items():
-        if problem is None:
-            size = sum(f.stat().st_size for f in folder.iterdir() if f.is_file())
-            parts.append(Examined(folder.name, "sound", f"every file is as it was written ({size / 1e6:.1f} MB)"))
-            yield folder
-        elif any_intact:
-            parts.append(Examined(folder.name, "useless", f"{problem}; another checkpoint is intact"))
-        else:
-            parts.append(Examined(folder.name, "broken", problem))
-
-
 def _conclude(run: RunDir, intact: list[Path]) -> Examined:
     end = end_of(run)
     if end is not None:
         return Examined("run", "sound", f"finished after step {end.step} ({end.reason})")
     if intact:
-        step = max(checkpoint_step(folder) for folder in intact)
+        step = max(map(checkpoint_step, intact))
         return Examined("run", "sound", f"can be resumed after step {step}: tunesmith resume {run.path}")
     if run.checkpoints():
-        return Examined(
-            "run", "broken", "no checkpoint is intact: restore the files from a copy, or train again elsewhere"
-        )
+        text = "no checkpoint is intact: restore the files from a copy, or train again elsewhere"
+        return Examined("run", "broken", text)
     return Examined("run", "note", "has no checkpoint: the same command starts it from the beginning")
 
 
@@ -174,24 +144,13 @@ def run(args: argparse.Namespace) -> int:
         found = describe_machine()
         print(json.dumps(found, indent=2) if args.json else machine_text(found))
         return 0
-    from tunesmith.config.load import load_config
-    from tunesmith.errors import ConfigError
-    from tunesmith.runs.folder import MANIFEST, RunDir, open_run
-
     folder = RunDir(args.run_folder)
     if not any(os.path.lexists(checkpoint / MANIFEST) for checkpoint in folder.checkpoints()):
         folder = open_run(args.run_folder)
     parts = examine(folder)
-    try:
-        load_config(folder.config_file, need_data=False)
-        parts.insert(1, Examined(folder.config_file.name, "sound", "valid"))
-    except (ConfigError, OSError) as error:
-        text = f"{error}. Run the training command again to write it"
-        parts.insert(1, Examined(folder.config_file.name, "note", text))
     code = 5 if any(part.health == "broken" for part in parts) else 0
     if args.json:
-        listed = [{"name": p.name, "health": p.health, "text": p.text} for p in parts]
-        print(json.dumps({"run": str(folder.path), "sound": code == 0, "parts": listed}))
+        print(json.dumps({"run": str(folder.path), "sound": code == 0, "parts": list(map(asdict, parts))}))
         return code
     width = max(len(part.name) for part in parts)
     for part in parts:
@@ -206,7 +165,7 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "devices": list_devices(),
         "caches": list_caches(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -248,10 +207,3 @@ def machine_text(found: dict[str, Any]) -> str:
     lines += [f"{'cache: ' + name:<24}{folder}" for name, folder in found["caches"].items()]
     lines += [f"{name:<24}{value}" for name, value in found["variables"].items()]
     return "\n".join(lines)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

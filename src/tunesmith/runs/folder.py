@@ -741,11 +741,11 @@ PACKAGES = "tunesmith torch transformers accelerate datasets tokenizers safetens
 
 def package_versions() -> dict[str, str | None]:
     """Return the installed versions of the packages that a result depends on; None for a missing one."""
-    return {name: _version_of(name) for name in PACKAGES.split()}
+    return {name: version_of(name) for name in PACKAGES.split()}
 
 
 @cache
-def _version_of(name: str) -> str | None:
+def version_of(name: str) -> str | None:
     """Return a version, cached: a package's metadata is a file of up to 50 kB."""
     try:
         return version(name)
