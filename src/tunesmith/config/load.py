@@ -101,6 +101,7 @@ REMOVED: dict[str, Removed] = {
     "dataloader_drop_last": Removed("the last batch of an epoch is always used", False, refused=True),
     "allow_single_label": Removed("add examples of a second label", False, refused=True),
     "max_predict_samples": Removed("max_eval_samples limits validation and test examples", refused=True),
+    "allow_download": Removed("to forbid downloads, set the environment variable HF_HUB_OFFLINE=1", True),
     "eval_on_start": Removed("use `tunesmith evaluate` to score a model before training", False, refused=True),
 }
 """Options of transformers and of earlier versions, by name."""
@@ -661,7 +662,7 @@ def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
 def _check_gold(config: RunConfig) -> Iterator[Problem]:
     if config.gold_file is None:
         return
-    for name in ("validation_file", "folds", "fold", "label_confidence_column_name"):
+    for name in ("validation_file", "folds", "fold"):
         if getattr(config, name) is not None:
             yield "gold_file", f"cannot be used together with {name}", "Set one of them"
     if config.recipe == "best":

@@ -101,8 +101,6 @@ class Options:
     """Text column, two columns for text pairs, or more (also numbers) to render into one text. Default: detected."""
     label_column_name: str | None = None
     """Label column, several 0/1 columns, or one probability column per class, separated by commas. Default: detected."""
-    label_confidence_column_name: str | None = None
-    """Column with the probability that the label is right. The rest is spread evenly over the other classes."""
     label_separator: str | None = None
     """Separator of labels in a cell: a character, comma, semicolon, pipe, slash, json (list) or none. Default: detected."""
     positive_label: str | None = None
@@ -155,8 +153,6 @@ class Options:
     """Branch, tag or commit of a Hub model."""
     ignore_mismatched_sizes: bool = False
     """Re-initialize the classification head if its size doesn't match the labels, instead of failing."""
-    allow_download: bool = True
-    """Download a Hub model or dataset that is not cached. Local paths never use the network."""
     freeze: tuple[str, ...] = ()
     """Parts that are not trained: embeddings, encoder (everything except the head), layers.3 or layers.0-3."""
     pooling: Literal["pooler", "first", "mean"] | None = None

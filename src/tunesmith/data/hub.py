@@ -23,17 +23,17 @@ MOVED = {"glue": "nyu-mll/glue"}
 WELL_KNOWN = ("glue", "nyu-mll/glue", "stanfordnlp/imdb", "CogComp/trec", "fancyzhx/ag_news", "stanfordnlp/sst2")
 
 
-def load_by_name(name: str, config: str | None, *, allow_download: bool) -> Any:
+def load_by_name(name: str, config: str | None) -> Any:
     """Return the splits of a saved folder or of a Hub dataset."""
     folder = Path(name).expanduser()
     if folder.is_dir() and (is_saved_dataset(folder) or name.startswith((".", "/", "~"))):
         saved = load_folder(folder, name)
         return saved if isinstance(saved, Mapping) else {"train": saved}
-    return load_dataset(name, config, allow_download=allow_download)
+    return load_from_hub(name, config)
 
 
-def load_dataset(dataset_name: str, config_name: str | None = None, *, allow_download: bool = True) -> DatasetDict:
-    """Return all splits of a Hub dataset, memory-mapped; the copy on disk if the Hub is unreachable or not allowed."""
+def load_from_hub(dataset_name: str, config_name: str | None = None) -> DatasetDict:
+    """Return all splits of a Hub dataset, memory-mapped; the copy on disk if the Hub is unreachable or offline mode is on."""
     import datasets
 
     name = MOVED.get(dataset_name, dataset_name)
@@ -41,8 +41,8 @@ def load_dataset(dataset_name: str, config_name: str | None = None, *, allow_dow
         raise ConfigError(
             f"{dataset_name!r} is not the name of a Hub dataset", fix="Use a name such as glue or owner/name."
         )
-    reason = "downloads are not allowed" if not allow_download else "offline mode is on"
-    if allow_download and not datasets.config.HF_HUB_OFFLINE:
+    reason = "offline mode is on"
+    if not datasets.config.HF_HUB_OFFLINE:
         try:
             name = str(ask_hub("dataset", name, None, lambda: list(WELL_KNOWN)).id)  # behind redirects
         except ConnectionError as error:

@@ -239,7 +239,6 @@ def read_run_data(
         config.model_name_or_path,
         revision=config.model_revision,
         cache_dir=config.cache_dir,
-        allow_download=config.allow_download,
         need_weights=need_weights,
     )
     head = read_head_names(read_config_file(folder))
@@ -263,7 +262,7 @@ def load_run_tokenizer(config: RunConfig, folder: Path) -> Any:
     """Load the tokenizer of the model folder, or the one that the config names."""
     if config.tokenizer_name is None:
         return load_tokenizer(folder)
-    return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
+    return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir)
 
 
 SHOWN_LABELS = 4

@@ -273,7 +273,7 @@ def log_model(run: LoadedRun, speedups: Speedups, why_float32: str | None) -> No
 INERT_NAMES = """
     output_dir run_name save_strategy save_steps save_total_limit resume_from_checkpoint
     logging_steps disable_tqdm report_to
-    cache_dir allow_changed_data allow_download
+    cache_dir allow_changed_data
     train_file validation_file test_file test_split_name model_name_or_path tokenizer_name
     model_revision use_cpu ddp_timeout time_budget
     strict_data gold_file labels_file

@@ -191,11 +191,6 @@ def test_dataset_dict_provides_splits_and_class_names(train: Any, tmp_path: Path
     assert "Split 'dev' is not used." in said
 
 
-def test_dataset_is_not_fetched_when_downloads_are_off(train: Any) -> None:
-    with pytest.raises(Exception, match="not on this machine"):
-        train(dataset_name="someone/never-heard-of", allow_download=False)
-
-
 def test_labels_are_numbered_as_in_the_head(train: Any, tmp_path: Path) -> None:
     model = save_tiny_bert(tmp_path / "trained", labels=("Good", "bad"))
     result, said = train(train_data=mood(), model_name_or_path=model, learning_rate=1e-12)
