@@ -33,9 +33,8 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from tunesmith.cli.console import Console
-    from tunesmith.data.read import read_labeled
-    from tunesmith.data.render import input_columns
-    from tunesmith.data.rows import Columns
+    from tunesmith.data.read import read_labelled
+    from tunesmith.data.rows import Columns, input_columns
     from tunesmith.errors import DataError
     from tunesmith.metrics.table import make_suite
 

@@ -26,8 +26,7 @@ from tunesmith.data.labels import (
     normalize_label,
     survey_labels,
 )
-from tunesmith.data.render import input_columns
-from tunesmith.data.rows import Columns, Source
+from tunesmith.data.rows import Columns, Source, input_columns
 from tunesmith.errors import ConfigError, DataError, first_few
 from tunesmith.labels import UNLABELED, Task
 

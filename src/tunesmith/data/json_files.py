@@ -295,7 +295,7 @@ def argilla_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_responses(table: Any) -> Any:
-    """Return Argilla's table, which has one column per question, `label.responses`, with the majority as `label`; else None."""
+    """Return Argilla's table, which has one column per question, `label.responses`, with the majority as `label`."""
     import pyarrow as pa
 
     questions = [f.name for f in table.schema if f.name.endswith(".responses") and pa.types.is_list(f.type)]
@@ -306,7 +306,7 @@ def merge_responses(table: Any) -> Any:
             columns[name.removesuffix(".responses")] = pa.array(answers, table[name].type.value_type)
         elif ".responses." not in name and ".suggestion" not in name:
             columns[name] = table[name]
-    return pa.table(columns) if questions else None
+    return pa.table(columns)
 
 
 def prodigy_row(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ only, unless `label_names` has it. Labels that differ only in case or spaces are
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import math
 import re
@@ -24,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.data.rows import TARGETS, Columns, Ints, Part, Source
+from tunesmith.data.rows import TARGETS, Columns, Ints, Part, Source, add_column
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
-from tunesmith.labels import UNLABELED, LabelMap, Task, fold_label, match_names
-from tunesmith.models.files import library_bars_off
+from tunesmith.labels import UNLABELLED, LabelMap, Task, fold_label, match_names
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -371,20 +369,6 @@ def _ids(source: Source, column: str, naming: Naming) -> Any:
 def _with_labels(sources: Mapping[str, Source], labels: Mapping[str, Any]) -> dict[str, Dataset]:
     """Return the rows of each source with the column "labels", which replaces any column of that name."""
     return {split: add_column(source.dataset, ENCODED, labels[split]) for split, source in sources.items()}
-
-
-def add_column(dataset: Dataset, name: str, cells: Any) -> Dataset:
-    """Return the dataset with this column, in place of any column of that name."""
-    import datasets
-
-    if name in dataset.column_names:
-        dataset = dataset.remove_columns(name)
-    digest = hashlib.sha256(dataset._fingerprint.encode())
-    for buffer in filter(None, cells.buffers()):
-        digest.update(buffer)
-    with library_bars_off(datasets):  # selected rows are copied first
-        # A given fingerprint keeps `datasets` from hashing (by pickling) the whole column.
-        return dataset.add_column(name, cells, new_fingerprint=digest.hexdigest()[:16])
 
 
 def _encode_probabilities(

@@ -31,7 +31,6 @@ from tunesmith.data.labels import (
     survey_labels,
     unwrap_single_labels,
 )
-from tunesmith.data.render import input_columns, refuse_label_copies, render_source
 from tunesmith.data.rows import (
     BAD_COLUMN,
     LINE_COLUMN,
@@ -44,6 +43,9 @@ from tunesmith.data.rows import (
     draw_fold,
     draw_split,
     fingerprint_parts,
+    input_columns,
+    refuse_label_copies,
+    render_source,
     sample_part,
 )
 from tunesmith.data.text_files import (
@@ -426,8 +428,6 @@ def read_source(
 def _read_file(file: _File, name: str, on_progress: OnProgress | None) -> Source:
     from datasets import Dataset
 
-    from tunesmith.data.json_files import json_table, merge_responses
-
     version = file_version(file.path)
     if file.dialect is not None and not file.dialect.sure:
         file = replace(file, dialect=sniff_dialect(file.first_text(), file.dialect))
@@ -440,9 +440,13 @@ def _read_file(file: _File, name: str, on_progress: OnProgress | None) -> Source
             if file.dialect is not None:
                 table = _table_of(_delimited_batches(file, file.dialect, blocks))
             else:
+                from tunesmith.data.json_files import json_table
+
                 table, facts["export"] = json_table(blocks, file.origin, array_allowed=file.kind == "json")
-    if (merged := merge_responses(table)) is not None:
-        table, facts["export"] = merged, "Argilla"
+    if any(name.endswith(".responses") for name in table.column_names):
+        from tunesmith.data.json_files import merge_responses
+
+        table, facts["export"] = merge_responses(table), "Argilla"
     if file_version(file.path) != version:
         raise DataError("the file changed while it was read", where=file.origin, fix="Run again when it is complete.")
     with binary_errors("a table", file.origin):

@@ -1,6 +1,8 @@
 """Rows: a `Source` is the content of one file or table, a `Part` is its rows that belong to one split.
 
-Held-out rows are a seeded, stratified sample that keeps rows with equal texts together if possible.
+Three or more text columns are rendered into one text: training and every kind of prediction call `render_rows`, so that a model
+always reads what it was trained on. Held-out rows are a seeded, stratified sample that keeps rows with equal texts together if
+possible.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,7 @@ import numpy.typing as npt
 from tunesmith.errors import CheckpointError, ConfigError, DataError, did_you_mean, first_few
 from tunesmith.files import BadFile, open_plain
 from tunesmith.labels import LabelMap, Task
+from tunesmith.models.files import library_bars_off
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -188,6 +192,20 @@ class Part:
         return cls(Source(name, dataset, name), dataset)
 
 
+def add_column(dataset: Dataset, name: str, cells: Any) -> Dataset:
+    """Return the dataset with this column, in place of any column of that name."""
+    import datasets
+
+    if name in dataset.column_names:
+        dataset = dataset.remove_columns(name)
+    digest = hashlib.sha256(dataset._fingerprint.encode())
+    for buffer in filter(None, cells.buffers()):
+        digest.update(buffer)
+    with library_bars_off(datasets):  # selected rows are copied first
+        # A given fingerprint keeps `datasets` from hashing (by pickling) the whole column.
+        return dataset.add_column(name, cells, new_fingerprint=digest.hexdigest()[:16])
+
+
 def fingerprint_parts(parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap) -> tuple[str, dict[str, str]]:
     """Return the SHA-256 of split names, texts, labels and label names in order, and one hash per split.
 
@@ -293,6 +311,88 @@ def read_prediction_columns(path: str | Path) -> dict[str, list[Any]]:
     except (BadFile, DataError) as error:
         problem = error.problem if isinstance(error, DataError) else str(error)
         raise CheckpointError(problem, where=str(path), fix="Run `tunesmith predict` again.") from None
+
+
+# --- three or more columns as one text per row: `title: Great phone\nbody: ...\nprice: 12.5` ---
+
+LINE = "\n"
+"""Ends a column in a rendered text; line breaks in cells become spaces."""
+FEWEST_ROWS = 10
+"""With fewer rows, a column can match the labels by chance."""
+
+
+def input_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that the model reads: these one or two, or the column that three or more are rendered into."""
+    return tuple(names) if len(names) <= 2 else (",".join(names),)
+
+
+def cell_text(value: Any) -> str:
+    """Return a cell as text: numbers without a final .0, true or false, ISO dates; empty if it is missing (None or NaN).
+
+    Raises a TypeError for lists and objects.
+    """
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, (list, tuple, set, dict, bytes, np.ndarray)):
+        raise TypeError(f"{type(value).__name__}, expected text, a number, true/false or a date")
+    if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+    return value.isoformat() if isinstance(value, (datetime, date, time)) else str(value)
+
+
+def render_rows(names: Sequence[str], columns: Sequence[Sequence[Any]], where: str = "") -> list[str]:
+    """Return one text per row with a line `name: cell` for each column. Missing and blank cells are omitted."""
+    heads = [" ".join(name.split()) for name in names]
+    texts = []
+    for number, row in enumerate(zip(*columns, strict=True), start=1):
+        lines = []
+        for name, head, value in zip(names, heads, row, strict=True):
+            try:
+                cell = " ".join(cell_text(value).split())
+            except TypeError as error:
+                raise DataError(f"column {name!r} contains {error}", where=f"{where} row {number}".strip()) from None
+            if cell:
+                lines.append(f"{head}: {cell}")
+        texts.append(LINE.join(lines))
+    return texts
+
+
+def is_rendered(text: str, names: Sequence[str]) -> bool:
+    """Return whether a text consists of lines as `render_rows` writes them for these columns."""
+    heads = tuple(f"{' '.join(name.split())}: " for name in names)
+    return all(line.startswith(heads) for line in text.split(LINE))
+
+
+def render_source(source: Source, names: Sequence[str]) -> Source:
+    """Return the source with the column of `input_columns` added, if there are three or more names."""
+    if len(names) <= 2:
+        return source
+    import pyarrow as pa
+
+    texts: list[str] = []
+    for _, table in source.scan(names):
+        texts += render_rows(names, [table.column(name).to_pylist() for name in names], source.origin)
+    return source.with_cells(add_column(source.dataset, ",".join(names), pa.array(texts, pa.large_string())))
+
+
+def refuse_label_copies(part: Part, columns: Columns, labels: LabelMap) -> None:
+    """Refuse a rendered column that equals the labels or renames them: the model would read the answer."""
+    if len(part) < FEWEST_ROWS:
+        return
+    ids = part.labels().to_pylist()
+    targets = [cell_text(value) for value in ids] if len(labels) == 1 else list(map(str, ids))
+    for name in columns.rendered:
+        cells = list(map(cell_text, part.source.dataset.with_format(None)[name]))
+        pairs = set(zip(cells, targets, strict=True))
+        renamed = len(pairs) == len(set(cells)) == len(set(targets)) > 1
+        if cells == targets or (renamed and len(labels) > 1):
+            rest = ",".join(other for other in columns.rendered if other != name)
+            problem = f"column {name!r} duplicates the label in all {len(cells):,} rows"
+            fix = f"Omit it: --text_column_names {rest}"
+            raise DataError(problem, where=part.source.where(0, name), fix=fix)
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------

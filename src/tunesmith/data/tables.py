@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.data.labels import is_list_type
-from tunesmith.data.render import cell_text
-from tunesmith.data.rows import LINE_COLUMN, Source, binary_errors
+from tunesmith.data.rows import LINE_COLUMN, Source, binary_errors, cell_text
 from tunesmith.data.text_files import check_growth, check_header
 from tunesmith.errors import DataError, did_you_mean, short_text
 
@@ -183,7 +182,7 @@ def _from_list(rows: Any, name: str) -> Source:
             raise DataError(f"{type(row).__name__}, expected a dict", where=f"{name}:{i}", fix="Pass a list of dicts.")
     _, records = convert_export(enumerate(rows, start=1))
     table = records_table(records, name, lines=False)
-    return Source(name, Dataset(merge_responses(table) or table), name)
+    return Source(name, Dataset(merge_responses(table)), name)
 
 
 def parquet_batches(path: Path, origin: str) -> Iterator[Any]:

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.data.batches import Ragged, TokenRows, labels_from_arrow
-from tunesmith.data.render import LINE
-from tunesmith.data.rows import content_hash
+from tunesmith.data.rows import LINE, content_hash
 from tunesmith.errors import ConfigError, DataError, ResourceError, short_text
 from tunesmith.files import MAX_JSON_BYTES, BadFile, cache_folder, hash_file, make_folder, read_plain, write_file
 from tunesmith.models.files import answer_within

@@ -19,7 +19,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from tunesmith.data.render import input_columns, render_rows
+from tunesmith.data.rows import input_columns, render_rows
 from tunesmith.data.text_files import column_blocks, fixed_runs, kind_of_rows, read_stdin
 from tunesmith.errors import CheckpointError, DataError, ResourceError
 from tunesmith.files import (

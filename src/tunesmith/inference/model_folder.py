@@ -27,7 +27,7 @@ FACTS_FILE = "tunesmith.json"
 class ModelFacts:
     """Facts about training that prediction needs. `text_columns` is None for a model that tunesmith did not train.
 
-    Three or more text columns are rendered into one text (`data/render.py`).
+    Three or more text columns are rendered into one text (`data/rows.py`).
     """
 
     labels: LabelMap

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.data.batches import TokenRows, prefetched
-from tunesmith.data.render import is_rendered, render_rows
+from tunesmith.data.rows import is_rendered, render_rows
 from tunesmith.data.tokenize import TruncationCount, encode_texts, require_text_cells
 from tunesmith.errors import ConfigError, DataError, ResourceError, first_few, name_the_extra
 from tunesmith.inference.model_folder import ModelFacts, is_graph_folder, model_folder_of, read_facts

@@ -20,8 +20,7 @@ import numpy as np
 from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import sample_rows, sort_findings
 from tunesmith.data.read import DataBundle
-from tunesmith.data.render import cell_text
-from tunesmith.data.rows import Ints, Part
+from tunesmith.data.rows import Ints, Part, cell_text
 from tunesmith.events import Finding, Severity
 from tunesmith.files import write_new
 from tunesmith.labels import LabelMap, Task

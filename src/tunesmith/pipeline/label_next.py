@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from tunesmith.config.load import load_config
 from tunesmith.data.audit import survey_texts
-from tunesmith.data.read import read_unlabeled
-from tunesmith.data.render import input_columns
-from tunesmith.data.rows import Part
+from tunesmith.data.read import read_unlabelled
+from tunesmith.data.rows import Part, input_columns
 from tunesmith.errors import ConfigError
 from tunesmith.inference.model_folder import ModelFacts, model_folder_of, read_facts
 from tunesmith.inference.predictor import Predictor, chunks_of

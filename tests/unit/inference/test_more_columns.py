@@ -19,8 +19,7 @@ from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith import Predictor, finetune
 from tunesmith.cli.main import main
 from tunesmith.data.audit import audit_rows
-from tunesmith.data.render import render_rows
-from tunesmith.data.rows import Columns
+from tunesmith.data.rows import Columns, render_rows
 from tunesmith.data.tokenize import tokenize
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.inference.server import Access, make_app
