@@ -168,7 +168,7 @@ CONTAINERS = {
     "Infinity": json_lines(jsonl('{"text": "a", "label": -Infinity}'), "x.jsonl:5: -Infinity"),
     "number too large": json_lines(jsonl('{"text": "a", "label": 1e999}'), "x.jsonl:5: ", "too large"),
     "5,000 digits": json_lines(jsonl('{"text": "a", "label": ' + "9" * 5000 + "}"), "x.jsonl:5: "),
-    "depth 100,000": json_lines(jsonl("[" * 100_000), "x.jsonl:5: nested deeper"),
+    "depth 100,000": json_lines(jsonl("[" * 100_000), "x.jsonl:5: nested too deeply"),
     "depth 100,000 of objects": json_lines(jsonl('{"a":' * 100_000 + "1" + "}" * 100_000), "x.jsonl:5: nested"),
     "a list": json_lines(jsonl("[1, 2]"), "x.jsonl:5: a list, expected an object"),
     "a number": json_lines(jsonl("7"), "x.jsonl:5: a number, expected an object"),

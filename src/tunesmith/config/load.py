@@ -428,8 +428,7 @@ def convert(value: Any, hint: Any) -> Any:
     shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
     choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     hint_text = did_you_mean(value, choices) if isinstance(value, str) else None
-    advice = f". {hint_text}" if hint_text else _how_to_write(value, kinds)
-    raise ValueError(f"expected {describe(hint)}, got {shown}{advice}")
+    raise ValueError(f"expected {describe(hint)}, got {shown}{f'. {hint_text}' if hint_text else ''}")
 
 
 def describe(hint: Any) -> str:
@@ -546,15 +545,6 @@ def _as_scalar(value: Any) -> Any:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     return _as_str(value)
-
-
-def _how_to_write(value: Any, kinds: tuple[Any, ...]) -> str:
-    """Return how to write the number so that it is accepted, or ""."""
-    number = math.nan
-    if isinstance(value, (str, float)) and {int, float}.intersection(kinds):
-        with suppress(ValueError):
-            number = float(value)
-    return f". Write {int(number)}" if number.is_integer() and abs(number) < 1e15 else ""
 
 
 # Validation: ranges of single options, and options that must agree. It needs no heavy import: all problems are reported
@@ -703,25 +693,28 @@ def _check_columns(config: RunConfig) -> Iterator[Problem]:
         yield "label_names", f"{twice!r} is named twice", "Name each label once"
     if labels is not None and not all(labels):
         yield "label_names", "a name is empty", "Name each label"
-    if config.delimiter is not None and len(config.delimiter) != 1:
-        yield "delimiter", f"{config.delimiter!r} is not one character", "Use one, or comma, tab, semicolon, pipe"
     separator = config.label_separator
     if separator not in (None, *LABEL_SEPARATORS) and any(char.isalnum() for char in separator or ""):
         fix = did_you_mean(separator or "", LABEL_SEPARATORS) or f"Use a character, or {', '.join(LABEL_SEPARATORS)}"
         yield "label_separator", f"{separator!r} is not a separator", fix
-    yield from _check_encoding(config)
+    try:
+        check_encoding(config.encoding)
+    except ConfigError as error:
+        yield "encoding", error.problem, error.fix or ""
     yield from _check_class_weights(config)
 
 
-def _check_encoding(config: RunConfig) -> Iterator[Problem]:
-    if config.encoding is None:
-        return
+def check_encoding(encoding: str | None) -> str | None:
+    """Return the canonical name of a text encoding; an unknown one is a ConfigError."""
+    if encoding is None:
+        return None
     try:
-        codecs.lookup(config.encoding)
-    except LookupError:
+        "".encode(encoding)  # refuses codecs that are not text encodings (hex, zlib) as well as unknown names
+        return codecs.lookup(encoding).name
+    except (LookupError, ValueError):
         known = ("utf-8", "utf-16", "latin-1", "cp1252", "shift_jis", "gb18030", "ascii")
-        fix = did_you_mean(config.encoding, known) or "Use a name such as utf-8 or cp1252"
-        yield "encoding", f"{config.encoding!r} is not a known encoding", fix
+        fix = did_you_mean(encoding, known) or "Use a name such as utf-8 or cp1252"
+        raise ConfigError(f"{encoding!r} is not a known text encoding", where="--encoding", fix=fix) from None
 
 
 def _check_class_weights(config: RunConfig) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """JSON lines, JSON files, and the exports of Label Studio, Doccano, Argilla and Prodigy.
 
 Rules. JSON lines have one object per line; empty lines are allowed only at the end. A key that appears twice, NaN, Infinity, a
-number too large for a float, nesting deeper than 64 and half a surrogate pair are refused with their line. A `.json` file may
+number too large for a float, deep nesting and half a surrogate pair are refused with their line. A `.json` file may
 also be one array of objects, or one object that contains the rows; it is read whole, so its size is limited.
 
 A key that a record does not have is null there, unless the record has a key of almost that name. A column contains text,
@@ -23,15 +23,13 @@ from tunesmith.data.rows import BAD_COLUMN, LINE_COLUMN
 from tunesmith.data.text_files import numbered_lines
 from tunesmith.errors import DataError, did_you_mean, short_text
 
-MAX_DEPTH = 64
 MAX_ARRAY_CHARS = 256 << 20
 MOST_KEYS = 1_000
 """Records with more distinct keys than this are not a table."""
 BATCH_ROWS = 4_096
 _NEWLINE = re.compile(r"\r\n|\r|\n")
-_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_BRACKET_OR_STRING = re.compile(rf"[\[\]{{}}]|{_STRING.pattern}", re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*+")
+_FLAT = "Write the inner parts as text."
 
 Record = tuple[int, dict[str, Any]]
 """The line on which an object starts, and the object."""
@@ -74,7 +72,6 @@ def _json_records(blocks: Iterator[str], origin: str, *, array_allowed: bool) ->
         return _array_records(_whole(blocks, origin), origin)
     if start == "{" and array_allowed and not _is_lines(head):
         text = _whole(blocks, origin)
-        _check_depth(text, origin)
         try:
             value = _DECODER.decode(text)
         except json.JSONDecodeError:
@@ -137,7 +134,6 @@ def _whole(blocks: Iterable[str], origin: str) -> str:
 
 
 def _array_records(text: str, origin: str) -> Iterator[Record]:
-    _check_depth(text, origin)
     at, number, counted = text.index("[") + 1, 1, 0
     one_line = _NEWLINE.search(text.strip()) is None  # then rows are counted, not lines
     separator = ""
@@ -168,7 +164,6 @@ def _array_records(text: str, origin: str) -> Iterator[Record]:
 
 def parse_object(line: str, where: str) -> dict[str, Any]:
     """Return the object on one line, or raise a DataError at `where`."""
-    _check_depth(line, where)
     try:
         value = _DECODER.decode(line)
     except (ValueError, RecursionError) as error:
@@ -189,35 +184,16 @@ def _object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _check_depth(text: str, where: str) -> None:
-    """Refuse deep nesting before the decoder recurses into it; brackets inside strings do not count."""
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return
-    depth = 0
-    for match in _BRACKET_OR_STRING.finditer(text):
-        mark = match.group()[0]
-        if mark in "[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise _too_deep(where)
-        elif mark in "]}":
-            depth -= 1
-
-
 def _explain(error: Exception, where: str) -> DataError:
     """Return an error of the decoder, or of one of its functions below, with the place."""
     if isinstance(error, DataError):
         return DataError(error.problem, where=where, fix=error.fix)
     if isinstance(error, RecursionError):
-        return _too_deep(where)
+        return DataError("nested too deeply", where=where, fix=_FLAT)
     if isinstance(error, json.JSONDecodeError):
         problem = f"not JSON: {error.msg} at character {error.colno}"
         return DataError(problem, where=where, fix="Correct it; if the file is incomplete, copy it again.")
     return DataError("a number with thousands of digits", where=where, fix="Write it as text, or correct it.")
-
-
-def _too_deep(where: str) -> DataError:
-    return DataError(f"nested deeper than {MAX_DEPTH} levels", where=where, fix="Write the inner parts as text.")
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -336,14 +312,16 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     """Return the record with `outer.inner` for each key of an object inside; other objects, also in lists, as JSON text."""
     flat: dict[str, Any] = {}
     for key, value in record.items():
-        if isinstance(value, dict) and value and all(isinstance(inner, str) for inner in value):
-            flat |= flatten_record(value, f"{prefix}{key}.")
-        elif isinstance(value, dict) or (
-            isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value)
-        ):
-            flat[f"{prefix}{key}"] = json.dumps(value, ensure_ascii=False)
-        else:
-            flat[f"{prefix}{key}" if prefix else key] = value
+        nested = isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value)
+        try:
+            if isinstance(value, dict) and value and all(isinstance(inner, str) for inner in value):
+                flat |= flatten_record(value, f"{prefix}{key}.")
+            elif nested or isinstance(value, dict):
+                flat[f"{prefix}{key}"] = json.dumps(value, ensure_ascii=False)
+            else:
+                flat[f"{prefix}{key}" if prefix else key] = value
+        except RecursionError:
+            raise DataError(f"the key {key!r:.40} is nested too deeply", fix=_FLAT) from None
     return flat
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from tunesmith.config.load import check_encoding
 from tunesmith.config.options import RunConfig
 from tunesmith.data.columns import infer_columns, require_text
 from tunesmith.data.labels import (
@@ -55,7 +56,6 @@ from tunesmith.data.text_files import (
     Dialect,
     InputBytes,
     OnProgress,
-    check_encoding,
     choose_codec,
     choose_dialect,
     delimited_blocks,

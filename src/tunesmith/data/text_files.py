@@ -25,6 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tunesmith.config.load import check_encoding
 from tunesmith.config.options import DELIMITER_WORDS
 from tunesmith.data.rows import BAD_COLUMN, LINE_COLUMN
 from tunesmith.errors import ConfigError, DataError, ResourceError
@@ -240,18 +241,6 @@ def numbered_lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, st
 def _count_lines(text: str) -> int:
     """Count line ends: LF, CRLF and CR count as one each."""
     return text.count("\n") + (text.count("\r") - text.count("\r\n") if "\r" in text else 0)
-
-
-def check_encoding(encoding: str | None) -> str | None:
-    """Return the canonical name of a codec; an unknown one is a ConfigError."""
-    if encoding is None:
-        return None
-    try:
-        "".encode(encoding)  # refuses codecs that are not text encodings (hex, zlib) as well as unknown names
-        return codecs.lookup(encoding).name
-    except (LookupError, ValueError):
-        fix = "Common ones: utf-8, utf-16, cp1252, latin-1, shift_jis, gb18030."
-        raise ConfigError(f"--encoding {encoding!r} is not known", fix=fix) from None
 
 
 def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, int]:

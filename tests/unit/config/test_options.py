@@ -80,9 +80,9 @@ def test_any_bytes_parse_or_raise_config_error(
 @pytest.mark.parametrize(
     ("value", "hint", "message"),
     [
-        ("0123", int, "expected a whole number, got '0123'. Write 123"),
-        ("1e3", int, "expected a whole number, got '1e3'. Write 1000"),
-        (8.0, int, "expected a whole number, got 8.0. Write 8"),
+        ("0123", int, "expected a whole number, got '0123'"),
+        ("1e3", int, "expected a whole number, got '1e3'"),
+        (8.0, int, "expected a whole number, got 8.0"),
         (True, float, "expected a number, got True"),
         ("nan", float, "expected a number, got 'nan'"),
         ("0,5", float, "expected a number, got '0,5'"),
@@ -131,9 +131,8 @@ def _schedule(kind: str, **options: Any) -> dict[str, Any]:
         ({"validation_file": "b.csv", "test_file": "b.csv"}, "test_file: is the same file as validation_file"),
         ({"text_column_names": ("a", "b", "a")}, "text_column_names: 'a' is named twice"),
         ({"text_column_names": ("a",), "label_column_name": "a"}, "label_column_name: 'a' is also a text column"),
-        ({"delimiter": "||"}, "delimiter: '||' is not one character"),
         ({"label_separator": "coma"}, "label_separator: 'coma' is not a separator. Did you mean 'comma'?"),
-        ({"encoding": "utf9"}, "encoding: 'utf9' is not a known encoding. Did you mean 'utf-8'?"),
+        ({"encoding": "utf9"}, "encoding: 'utf9' is not a known text encoding. Did you mean 'utf-8'?"),
         ({"class_weights": (1.0, 0.0)}, "class_weights: 0.0 is not above 0"),
         ({"class_weights": (1.0,), "label_names": ("a", "b")}, "class_weights: 1 weights for 2 labels"),
         ({"class_weights": "balanced", "do_regression": True}, "class_weights: has no meaning for regression"),
