@@ -99,11 +99,6 @@ def test_flag_sets_its_option(line: str, name: str, wanted: Any) -> None:
     assert getattr(read(f"{line} --train_file x.csv"), name) == wanted
 
 
-def test_every_option_has_a_flag() -> None:
-    known = make_train_parser()._option_string_actions
-    assert [name for name in list_options() if f"--{name}" not in known] == []
-
-
 def test_only_the_named_sections_are_added() -> None:
     parser = make_train_parser(groups=("Data",))
     assert parser.read(["--test-file", "t.csv"]).given == {"test_file": "t.csv"}

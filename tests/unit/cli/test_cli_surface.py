@@ -14,25 +14,7 @@ import pytest
 from patience import patient
 from tunesmith.cli.main import list_verbs, load_verb, main, make_parser
 from tunesmith.cli.parser import Parser
-from tunesmith.config.load import REMOVED, RENAMED
 from tunesmith.config.options import Recipe, RunConfig, list_options
-
-OLD_NAMES = [
-    "evaluation_strategy",
-    "warmup_ratio",
-    "group_by_length",
-    "tokenizer",
-    "no_cuda",
-    "overwrite_output_dir",
-    "logging_dir",
-    "max_length",
-    "per_gpu_train_batch_size",
-    "per_gpu_eval_batch_size",
-    "greater_is_better",
-    "dataloader_num_workers",
-    "pad_to_max_length",
-    "eval_delay",
-]
 
 SHARED_OPTIONS = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "max_steps", "learning_rate"),
@@ -42,13 +24,6 @@ SHARED_OPTIONS = (
 )
 
 HEAVY = ("torch", "transformers", "datasets", "accelerate", "numpy", "pyarrow", "sklearn", "scipy", "matplotlib")
-
-
-def test_every_old_name_is_accepted() -> None:
-    assert [name for name in OLD_NAMES if name not in {*RENAMED, *REMOVED}] == []
-    assert not any(REMOVED[name].refused for name in OLD_NAMES if name in REMOVED)
-    assert set(RENAMED.values()) <= list_options().keys()
-    assert not list_options().keys() & {*RENAMED, *REMOVED}
 
 
 def test_defaults_match_transformers_except_recipe_options() -> None:

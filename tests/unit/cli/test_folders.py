@@ -16,9 +16,7 @@ from read_predictions import read_predictions
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
-from tunesmith.events import Note, StepDone
 from tunesmith.pipeline.inputs import free_folder
-from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
 
 Command = Callable[..., tuple[int, str]]
@@ -234,16 +232,6 @@ def test_finished_run_without_checkpoints_is_not_overwritten(gone: str | None, e
     code, told = command(ended, "--learning_rate", "3e-3")
     assert (code, tree(ended)) == (5, before), told
     assert ("without their event log" if gone == "journal.jsonl" else "of a different config") in told
-
-
-def test_missing_event_log_is_reported_on_resume(stopped: Path, command: Command) -> None:
-    (stopped / "journal.jsonl").unlink()
-    code, told = command(stopped)
-    assert code == 0
-    assert "journal.jsonl was missing" in told
-    events = read_journal(stopped / "journal.jsonl")
-    assert any(isinstance(e, Note) and "journal.jsonl was missing" in e.text for e in events)
-    assert [e.step for e in events if isinstance(e, StepDone)] == [4]
 
 
 def test_resume_without_checkpoint_is_an_error(tmp_path: Path, command: Command) -> None:

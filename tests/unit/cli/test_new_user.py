@@ -59,7 +59,6 @@ TRAIN = ("train", "--model_name_or_path", "tiny", "--output_dir", "never", "--tr
 WRONG = {
     "missing column": ((*TRAIN, "comments.csv", "--text_column_names", "coment"), 3, "Did you mean 'comment'?"),
     "typo in a flag": ((*TRAIN, "comments.csv", "--lerning_rate", "1"), 2, "Did you mean --learning_rate?"),
-    "unknown metric": ((*TRAIN, "comments.csv", "--metric_name", "acuracy"), 2, "Did you mean 'accuracy'?"),
     "empty file": ((*TRAIN, "empty.csv"), 3, "empty.csv: the file is empty"),
     "one label": ((*TRAIN, "one_label.csv"), 3, "one_label.csv:2:verdict: all 40 rows have the one label 'good'"),
     "label only in validation": (
@@ -84,11 +83,6 @@ WRONG = {
     ),
     "unreadable run folder": (("predict", "not_a_model", "--input", "comments.csv"), 2, "not_a_model"),
     "no such file": ((*TRAIN, "coments.csv"), 3, "coments.csv: no such file"),
-    "negative batch": (
-        (*TRAIN, "comments.csv", "--per_device_train_batch_size", "-8"),
-        2,
-        "--per_device_train_batch_size: -8 is too small",
-    ),
 }
 
 

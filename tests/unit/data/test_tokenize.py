@@ -239,26 +239,6 @@ def shared_rows(name: str, split: str, cache: Path) -> Dataset:
 
 
 @needs_shared
-def test_mrpc_equals_transformers(tmp_path: Path) -> None:
-    tokenizer = shared_tokenizer("paraphrase-MiniLM-L3-v2")
-    one = Dataset.from_dict({"a": ["This is the first sentence."], "b": ["This is the second one."]})
-    pair = tokenize(one, tokenizer, ("a", "b"), max_length=512, cache_dir=tmp_path)
-    assert ids_of(pair)[0] == [101, 2023, 2003, 1996, 2034, 6251, 1012, 102, 2023, 2003, 1996, 2117, 2028, 1012, 102]
-    assert ids_of(pair, "token_type_ids")[0] == [0] * 8 + [1] * 7
-    for split, rows, max_length in (("train", 400, 512), ("test", 400, 40)):
-        data = shared_rows("mrpc", split, tmp_path).select(range(rows))
-        text = ("sentence1", "sentence2")
-        got = tokenize(data, tokenizer, text, max_length=max_length, cache_dir=tmp_path / "tokens")
-        assert len(got.rows) == rows
-        want = tokenizer(*[data[name][:] for name in text], truncation=True, max_length=max_length)
-        assert ids_of(got) == want["input_ids"]
-        assert ids_of(got, "token_type_ids") == want["token_type_ids"]
-        assert (got.truncated.rows_cut > 0) == (max_length == 40)
-        if split == "train":
-            assert got.rows.lengths[:8].tolist() == [50, 59, 47, 67, 59, 50, 62, 32]
-
-
-@needs_shared
 def test_trec_with_roberta_equals_transformers(tmp_path: Path) -> None:
     tokenizer = shared_tokenizer("granite-embedding-30m-english")
     data = shared_rows("trec", "train", tmp_path)
