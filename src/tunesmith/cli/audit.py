@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunesmith.cli.label_next import add_next_arguments, run_next
-from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
+from tunesmith.cli.parser import add_config_arguments, add_flags, config_from_args
 from tunesmith.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,18 +26,13 @@ SPLIT_WORDS = {"train": ("train",), "validation": ("valid", "dev", "val", "eval"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the files, and the options for reading them."""
-    add_flag(
-        parser, "files FILE", "Training, validation and test data, recognized by name or in this order.", nargs="*"
-    )
-    add_flag(parser, "--json", "Print JSON.")
-    add_flag(
-        parser,
-        "--labels",
-        "How to find label errors. words: TF-IDF. probe: also the frozen model. Default: probe.",
-        choices=("words", "probe", "off"),
-        default="probe",
-    )
-    add_flag(parser, "--review_file FILE", "Write suspected label errors to this csv file, for `train --labels_file`.")
+    flags = {
+        "files FILE*": "Training, validation and test data, recognized by name or in this order.",
+        "--json": "Print JSON.",
+        "--labels words|probe|off": "How to find label errors. words: TF-IDF. probe: also the frozen model. Default: probe.",
+        "--review_file FILE": "Write suspected label errors to this csv file, for `train --labels_file`.",
+    }
+    add_flags(parser, flags, labels="probe")
     add_next_arguments(parser)
     add_config_arguments(parser, ("Data", "Columns and reading", "Tokens and batches", "Model"))
 

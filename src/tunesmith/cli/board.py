@@ -6,34 +6,27 @@ import argparse
 import shlex
 import sys
 
-from tunesmith.cli.parser import add_flag
+from tunesmith.cli.parser import add_flags
 
 DEFAULT_PORT = 8321
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_flag(parser, "runs_dir RUNS_DIR", "Folder that contains run folders. Default: runs.", nargs="?", default="runs")
+    add_flags(parser, {"runs_dir RUNS_DIR?": "Folder that contains run folders. Default: runs."}, runs_dir="runs")
     add_server_arguments(parser, DEFAULT_PORT)
 
 
 def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
     """Add the flags of commands that listen on a port."""
-    add_flag(parser, "--port N", f"Port; 0: any free port. Default: {port}.", type=int, default=port)
-    add_flag(
-        parser,
-        "--host ADDRESS",
-        "Address to listen on. Other machines can connect if it is not local. Default: 127.0.0.1.",
-        default="127.0.0.1",
-    )
-    add_flag(
-        parser,
-        "--allow_host NAME",
-        "Additional host name to accept, as it appears in the URL. Repeatable.",
-        action="append",
-        default=[],
-    )
-    add_flag(parser, "--new_token", "Create a new token and revoke the old one.")
+    flags = {
+        "--port PORT": f"Port; 0: any free port. Default: {port}.",
+        "--host ADDRESS": "Address to listen on. Other machines can connect if it is not local. Default: 127.0.0.1.",
+        "--new_token": "Create a new token and revoke the old one.",
+    }
+    add_flags(parser, flags, port=port, host="127.0.0.1")
+    text = "Additional host name to accept, as it appears in the URL. Repeatable."
+    parser.add_argument("--allow_host", action="append", default=[], metavar="NAME", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.cli.parser import add_flag
+from tunesmith.cli.parser import add_flags
 
 if TYPE_CHECKING:
     from tunesmith.report.compare import Comparison
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_flag(parser, "runs RUN", "Run folders (2 to 8). Each is tested against the first.", nargs="+")
-    add_flag(
-        parser, "--metric NAME", "Metric to test. Default: the metric of the best checkpoint, or the first of the task."
-    )
-    add_flag(parser, "--split NAME", "Split to test on. Default: test if all runs have one, otherwise validation.")
-    add_flag(parser, "-o --output FILE", "Also write a self-contained HTML page.")
-    add_flag(parser, "--json", "Print JSON.")
+    flags = {
+        "runs RUN...": "Run folders (2 to 8). Each is tested against the first.",
+        "--metric NAME": "Metric to test. Default: the metric of the best checkpoint, or the first of the task.",
+        "--split NAME": "Split to test on. Default: test if all runs have one, otherwise validation.",
+        "-o --output FILE": "Also write a self-contained HTML page.",
+        "--json": "Print JSON.",
+    }
+    add_flags(parser, flags)
 
 
 def run(args: argparse.Namespace) -> int:

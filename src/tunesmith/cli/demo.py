@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from tunesmith.cli.parser import add_flag
+from tunesmith.cli.parser import add_flags
 from tunesmith.config.options import RunConfig
 
 RECIPE = {
@@ -21,9 +21,12 @@ RECIPE = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_flag(parser, "--output_dir FOLDER", "Run folder. Default: runs/demo, or runs/demo-2 and so on if it exists.")
-    add_flag(parser, "--max_steps N", "Number of optimizer steps. Default: 5 epochs.", type=int, default=-1)
-    add_flag(parser, "--disable_tqdm", "Print plain lines instead of progress bars.")
+    flags = {
+        "--output_dir FOLDER": "Run folder. Default: runs/demo, or runs/demo-2 and so on if it exists.",
+        "--max_steps N": "Number of optimizer steps. Default: 5 epochs.",
+        "--disable_tqdm": "Print plain lines instead of progress bars.",
+    }
+    add_flags(parser, flags, max_steps=-1)
 
 
 def run(args: argparse.Namespace) -> int:

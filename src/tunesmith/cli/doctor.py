@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunesmith import __version__
-from tunesmith.cli.parser import add_flag
+from tunesmith.cli.parser import add_flags
 from tunesmith.config.load import load_config
 from tunesmith.errors import TunesmithError
 from tunesmith.events import StepDone
@@ -134,8 +134,8 @@ VARIABLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_flag(parser, "run_folder RUN", "Run folder to check. Default: describe this machine.", nargs="?")
-    add_flag(parser, "--json", "Print JSON.")
+    text = "Run folder to check. Default: describe this machine."
+    add_flags(parser, {"run_folder RUN?": text, "--json": "Print JSON."})
 
 
 def run(args: argparse.Namespace) -> int:

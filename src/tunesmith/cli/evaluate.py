@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from tunesmith.cli.parser import add_flag, add_model_argument
+from tunesmith.cli.parser import MODEL, add_flags, user_path
 from tunesmith.cli.predict import (
-    add_reading_arguments,
+    READING,
     load_predictor,
     predict_on_console,
     read_model_facts,
@@ -19,13 +19,15 @@ from tunesmith.cli.predict import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_model_argument(parser)
-    add_flag(parser, "--test_file FILE", "Labeled data: csv, tsv, jsonl, xlsx, parquet or arrow.", required=True)
-    add_flag(parser, "--label_column_name NAME", "Label column. Default: as in training.")
-    add_flag(parser, "--merge_label_variants", "Accept labels that differ from the model's only in case or spaces.")
-    add_flag(parser, "--metric_name NAMES", "Metrics, separated by commas. Default: by task.")
-    add_flag(parser, "--json", "Print JSON.")
-    add_reading_arguments(parser)
+    text = "Labeled data: csv, tsv, jsonl, xlsx, parquet or arrow."
+    parser.add_argument("--test_file", required=True, type=user_path, metavar="FILE", help=text)
+    flags = {
+        "--label_column_name NAME": "Label column. Default: as in training.",
+        "--merge_label_variants": "Accept labels that differ from the model's only in case or spaces.",
+        "--metric_name NAMES": "Metrics, separated by commas. Default: by task.",
+        "--json": "Print JSON.",
+    }
+    add_flags(parser, MODEL | flags | READING)
 
 
 def run(args: argparse.Namespace) -> int:

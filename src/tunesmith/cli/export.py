@@ -7,36 +7,21 @@ import sys
 from pathlib import Path
 
 from tunesmith.cli.main import raise_on_sigterm
-from tunesmith.cli.parser import add_flag, add_model_argument
+from tunesmith.cli.parser import MODEL, add_flags
 from tunesmith.inference.model_folder import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_model_argument(parser)
-    add_flag(
-        parser,
-        "--to",
-        "Format. onnx-int8: smaller and faster, with slightly different predictions.",
-        required=True,
-        choices=FORMATS,
-    )
-    add_flag(parser, "--output FOLDER", "Folder to write. Default: RUN/export/FORMAT.")
-    add_flag(
-        parser,
-        "--max_drop X",
-        "Largest drop of the score that is accepted for int8. Default: 0.005.",
-        type=float,
-        default=0.005,
-    )
-    add_flag(
-        parser,
-        "--min_agreement X",
-        "Smallest share of equal predictions that is accepted for int8. Default: 0.99.",
-        type=float,
-        default=0.99,
-    )
-    add_flag(parser, "--test_file FILE", "Labeled data for the comparison. Default: the data of the run.")
+    text = "Format. onnx-int8: smaller and faster, with slightly different predictions."
+    parser.add_argument("--to", required=True, choices=FORMATS, help=text)
+    flags = {
+        "--output FOLDER": "Folder to write. Default: RUN/export/FORMAT.",
+        "--max_drop X": "Largest drop of the score that is accepted for int8. Default: 0.005.",
+        "--min_agreement X": "Smallest share of equal predictions that is accepted for int8. Default: 0.99.",
+        "--test_file FILE": "Labeled data for the comparison. Default: the data of the run.",
+    }
+    add_flags(parser, MODEL | flags, max_drop=0.005, min_agreement=0.99)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.cli.parser import add_flag, positive
+from tunesmith.cli.parser import add_flags
 from tunesmith.errors import ConfigError
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.label_next import NextLabels
 
-TOOLS = ("label_studio", "argilla")
 WIDTH = 70
 """Characters of a text that are printed."""
 
@@ -22,10 +21,13 @@ WIDTH = 70
 def add_next_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose examples to label."""
     group = parser.add_argument_group("Choose what to label next (pass the folder of a finished run instead of files)")
-    add_flag(group, "--unlabeled FILE", "Examples without labels.")
-    add_flag(group, "--next N", "Number of examples to choose. Default: 50.", type=positive)
-    add_flag(group, "--output FILE", "Write them to a .csv, .tsv, .jsonl, .parquet or .json file.")
-    add_flag(group, "--output_tool", "Annotation tool that reads the .json file. Default: label_studio.", choices=TOOLS)
+    flags = {
+        "--unlabeled FILE": "Examples without labels.",
+        "--next N": "Number of examples to choose. Default: 50.",
+        "--output FILE": "Write them to a .csv, .tsv, .jsonl, .parquet or .json file.",
+        "--output_tool label_studio|argilla": "Annotation tool that reads the .json file. Default: label_studio.",
+    }
+    add_flags(group, flags)
 
 
 def run_next(args: argparse.Namespace) -> int:
@@ -57,7 +59,7 @@ def run_next(args: argparse.Namespace) -> int:
     finally:
         console.close()
     if output is not None:
-        write_next(output, found, args.output_tool or TOOLS[0])
+        write_next(output, found, args.output_tool or "label_studio")
         print(f"{output}: {len(found.examples)} examples", file=sys.stderr)
     if args.json:
         forecasts = [vars(one) for one in found.forecasts]

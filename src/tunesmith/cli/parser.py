@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tunesmith.config.load import REMOVED, RENAMED, WORDS, load_config, raise_problems, suggest
@@ -18,33 +18,45 @@ def user_path(text: str) -> str:
     return os.path.expanduser(text)
 
 
-PATHS = ("FILE", "FOLDER", "RUN", "RUNS_DIR")
-
-
-def add_flag(parser: Any, words: str, text: str, **options: Any) -> None:
-    """Add an argument as its help shows it: `--output FILE`, `--json` (a switch), or `run RUN` (positional)."""
-    names = [word for word in words.split() if word.startswith("-")] or words.split()[:1]
-    metavar = " ".join(words.split()[len(names) :])
-    if metavar:
-        options["metavar"] = metavar
-    elif names[0].startswith("-") and "choices" not in options:
-        options["action"] = "store_true"
-    if metavar in PATHS:
-        options["type"] = user_path
-    parser.add_argument(*names, help=text, **options)
-
-
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the model as the first argument."""
-    add_flag(parser, "run RUN", "Run folder, or any folder with a trained classifier.")
-
-
 def positive(text: str) -> int:
     """Parse a positive integer."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be a positive integer, got {text}")
     return value
+
+
+TYPES: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("FILE", "FOLDER", "RUN", "RUNS_DIR"), user_path),
+    **dict.fromkeys(("N", "K", "ROWS"), positive),
+    "PORT": int,
+    "RATE": float,
+    "X": float,
+}
+"""Name of a value in the help -> its type; text by default."""
+MODEL = {"run RUN": "Run folder, or any folder with a trained classifier."}
+"""The first argument of commands that use a model."""
+
+
+def add_flags(parser: Any, flags: Mapping[str, str], **defaults: Any) -> None:
+    """Add arguments as the help shows them, with their help: `--output FILE`, `--json` (a switch) or `run RUN` (positional).
+
+    `--to a|b` accepts one of these values, `--text TEXT...` several, and `run RUN?` or `files FILE*` may be omitted.
+    """
+    for words, text in flags.items():
+        parts = words.split()
+        names = [part for part in parts if part.startswith("-")] or parts[:1]
+        value = " ".join(parts[len(names) :])
+        kind = value.rstrip(".?*")
+        options: dict[str, Any] = {"metavar": kind, "type": TYPES.get(kind, str)}
+        if not value:
+            options = {"action": "store_true"}
+        elif "|" in value:
+            options = {"choices": value.split("|")}
+        elif kind != value:
+            options["nargs"] = {"...": "+"}.get(value.removeprefix(kind), value[-1])
+        parser.add_argument(*names, help=text, **options)
+    parser.set_defaults(**defaults)
 
 
 class Switch(argparse.Action):

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from tunesmith.cli.console import format_bytes, format_duration, quiet_libraries
-from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
+from tunesmith.cli.parser import add_config_arguments, add_flags, config_from_args
 from tunesmith.cli.train import import_torch_in_background
 from tunesmith.pipeline.inputs import refuse_what_is_not_built
 from tunesmith.pipeline.plan import Forecast, measure_run
@@ -19,7 +19,7 @@ from tunesmith.pipeline.plan import Forecast, measure_run
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add all options of a run."""
-    add_flag(parser, "--json", "Print JSON.")
+    add_flags(parser, {"--json": "Print JSON."})
     add_config_arguments(parser)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.cli.main import raise_on_sigterm
-from tunesmith.cli.parser import add_flag, add_model_argument, positive
+from tunesmith.cli.parser import MODEL, add_flags
 
 FEW_TEXTS = 64
 """Up to this many texts on the command line are predicted on the CPU, unless --bf16 is set."""
@@ -22,44 +22,20 @@ FEW_TEXTS = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_model_argument(parser)
-    add_flag(
-        parser,
-        "--input FILE",
-        "Data to label: csv, tsv, jsonl, xlsx, parquet or arrow; a quoted pattern or a folder for many files; "
+    flags = {
+        "--input FILE": "Data to label: csv, tsv, jsonl, xlsx, parquet or arrow; a quoted pattern or a folder for many files; "
         "-: csv or JSON lines from stdin.",
-    )
-    add_flag(
-        parser,
-        "--output FILE",
-        "File to write (.csv, .tsv, .jsonl or .parquet), or a folder for many files. Default: csv on stdout.",
-    )
-    add_flag(
-        parser,
-        "--text TEXT",
-        "Texts to classify. For a pair model, two texts are one pair.",
-        nargs="+",
-    )
-    add_flag(parser, "--text_pair TEXT", "Second text for each --text.", nargs="+")
-    add_flag(
-        parser,
-        "--label_column_name NAME",
-        "Label column of --calibration_file, otherwise ignored. To score labels, use `tunesmith evaluate`.",
-    )
-    add_flag(parser, "--top_k K", "Print only the K most probable labels.", type=positive)
-    add_flag(
-        parser,
-        "--max_error RATE",
-        "Add a column answered: true if the model is sure enough for this error rate, such as 0.02, at a confidence of 0.95.",
-        type=float,
-    )
-    add_flag(parser, "--max_error_per_class", "Keep the limit of --max_error for every predicted class.")
-    add_flag(
-        parser,
-        "--calibration_file FILE",
-        "Labeled examples for --max_error. Default: the validation examples of the run.",
-    )
-    add_reading_arguments(parser)
+        "--output FILE": "File to write (.csv, .tsv, .jsonl or .parquet), or a folder for many files. Default: csv on stdout.",
+        "--text TEXT...": "Texts to classify. For a pair model, two texts are one pair.",
+        "--text_pair TEXT...": "Second text for each --text.",
+        "--label_column_name NAME": "Label column of --calibration_file. To score labels, use `tunesmith evaluate`.",
+        "--top_k K": "Print only the K most probable labels.",
+        "--max_error RATE": "Add a column answered: true if the model is sure enough for this error rate, such as 0.02, "
+        "at a confidence of 0.95.",
+        "--max_error_per_class": "Keep the limit of --max_error for every predicted class.",
+        "--calibration_file FILE": "Labeled examples for --max_error. Default: the validation examples of the run.",
+    }
+    add_flags(parser, MODEL | flags | READING)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -229,20 +205,18 @@ def predict_many(facts: Any, args: argparse.Namespace) -> int:
 # Shared with `evaluate`
 
 
-def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add flags for reading a file and running the model."""
-    columns = "Text column, or two for text pairs. Default: as in training."
-    add_flag(parser, "--text_column_names NAME", columns, nargs="+")
-    add_flag(parser, "--encoding NAME", "Text encoding of the file. Default: utf-8.")
-    add_flag(parser, "--delimiter CHAR", "Column separator. Default: by file type.")
-    add_flag(
-        parser, "--quoting", "How quotes are read. Default: minimal for csv, none for tsv.", choices=("minimal", "none")
-    )
-    add_flag(parser, "--sheet_name NAME", "Sheet of a spreadsheet. Default: the one that contains a table.")
-    add_flag(parser, "--allow_empty_text", "Accept rows with empty text.")
-    add_flag(parser, "--batch_size ROWS", "Maximum number of examples per batch. Default: by device.", type=positive)
-    add_flag(parser, "--use_cpu", "Use the CPU even if there is a GPU.")
-    add_flag(parser, "--bf16", "Compute in bfloat16.")
+READING = {
+    "--text_column_names NAME...": "Text column, or two for text pairs. Default: as in training.",
+    "--encoding NAME": "Text encoding of the file. Default: utf-8.",
+    "--delimiter CHAR": "Column separator. Default: by file type.",
+    "--quoting minimal|none": "How quotes are read. Default: minimal for csv, none for tsv.",
+    "--sheet_name NAME": "Sheet of a spreadsheet. Default: the one that contains a table.",
+    "--allow_empty_text": "Accept rows with empty text.",
+    "--batch_size ROWS": "Maximum number of examples per batch. Default: by device.",
+    "--use_cpu": "Use the CPU even if there is a GPU.",
+    "--bf16": "Compute in bfloat16.",
+}
+"""Flags for reading a file and running the model."""
 
 
 def reading_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from tunesmith.cli.parser import add_flag
+from tunesmith.cli.parser import add_flags
 from tunesmith.errors import ConfigError, ResourceError, short_text
 from tunesmith.inference.model_folder import INSTALL_RUNTIME, is_graph_folder, model_folder_of, read_facts
 
@@ -24,10 +24,13 @@ Predictor.load(snapshot_download("{repo}")).predict({example})
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_flag(parser, "run RUN", "Run folder with a finished model, or an exported folder.")
-    add_flag(parser, "repo REPO", "Repository on the Hub: user/name.")
-    add_flag(parser, "--private", "Make the repository private.")
-    add_flag(parser, "--revision NAME", "Branch to upload to. Default: main.")
+    flags = {
+        "run RUN": "Run folder with a finished model, or an exported folder.",
+        "repo REPO": "Repository on the Hub: user/name.",
+        "--private": "Make the repository private.",
+        "--revision NAME": "Branch to upload to. Default: main.",
+    }
+    add_flags(parser, flags)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunesmith.cli.parser import add_flag
+from tunesmith.cli.parser import add_flags
 from tunesmith.runs.folder import RunDir, open_run
 
 if TYPE_CHECKING:
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_flag(parser, "run RUN", "Run folder.")
-    add_flag(parser, "-o --output FILE", "File to write the page to. Default: report.html in the run folder.")
-    add_flag(parser, "--json", "Print the diagnosis as JSON and write no files.")
+    flags = {
+        "run RUN": "Run folder.",
+        "-o --output FILE": "File to write the page to. Default: report.html in the run folder.",
+        "--json": "Print the diagnosis as JSON and write no files.",
+    }
+    add_flags(parser, flags)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
+from tunesmith.cli.parser import add_config_arguments, add_flags, config_from_args
 from tunesmith.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,23 +22,19 @@ SHOWN = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the search and all options of a run."""
     section = parser.add_argument_group("Search")
-    add_flag(section, "--trials N", "Number of trials over all processes. Default: 40.", type=int, default=40)
-    add_flag(
-        section,
-        "--vary NAME=VALUES",
-        "Search space: learning_rate=1e-5..3e-4, pooling=mean,first. Default: learning rate, epochs, batch size, decay, warmup.",
-        nargs="+",
-        action="extend",
-        default=[],
-    )
-    add_flag(section, "--no_prune", "Train every trial to its end. Default: end a trial that is behind the median.")
+    flags = {
+        "--trials N": "Number of trials over all processes. Default: 40.",
+        "--no_prune": "Train every trial to its end. Default: end a trial that is behind the median.",
+    }
+    add_flags(section, flags, trials=40)
+    text = "Search space: learning_rate=1e-5..3e-4, pooling=mean,first. "
+    text += "Default: learning rate, epochs, batch size, decay, warmup."
+    section.add_argument("--vary", nargs="+", action="extend", default=[], metavar="NAME=VALUES", help=text)
     add_config_arguments(parser, unsupported=("folds", "fold", "seeds"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Search, print the best trials and return the exit code."""
-    if args.trials < 1:
-        raise ConfigError(f"--trials {args.trials} is too small", fix="Use 1 or more.")
     from tunesmith.runs.folder import read_launch
 
     config = config_from_args(args)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tunesmith.cli.board import add_server_arguments, warn_network
-from tunesmith.cli.parser import add_flag, add_model_argument, positive
+from tunesmith.cli.parser import MODEL, add_flags
 from tunesmith.cli.predict import read_model_facts
 from tunesmith.errors import ConfigError
 
@@ -24,16 +24,13 @@ row of CPU time instead of 9.7 (all-MiniLM-L6-v2, sentences of subj), at a quart
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
-    add_model_argument(parser)
     add_server_arguments(parser, DEFAULT_PORT)
-    add_flag(parser, "--workers N", "Number of worker processes. Default: 1.", type=positive, default=1)
-    add_flag(
-        parser,
-        "--max_error RATE",
-        'Mark predictions as "answered" only if they are sure enough for this error rate, such as 0.02.',
-        type=float,
-    )
-    add_flag(parser, "--log_requests", "Log one JSON line per request to stderr, without texts.")
+    flags = {
+        "--workers N": "Number of worker processes. Default: 1.",
+        "--max_error RATE": 'Mark predictions as "answered" only if they are sure enough for this error rate, such as 0.02.',
+        "--log_requests": "Log one JSON line per request to stderr, without texts.",
+    }
+    add_flags(parser, MODEL | flags, workers=1)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
+from tunesmith.cli.parser import add_config_arguments, add_flags, config_from_args
 from tunesmith.config.load import load_config
 from tunesmith.config.options import RunConfig
 from tunesmith.errors import CheckpointError, ConfigError
@@ -31,7 +31,7 @@ Made = TypeVar("Made")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each option of a run."""
-    add_flag(parser, "-v --verbose", "Print every decision with its reason.")
+    add_flags(parser, {"-v --verbose": "Print every decision with its reason."})
     add_config_arguments(parser, run_folder=True)
 
 
