@@ -79,9 +79,9 @@ ENCODINGS = {
     "latin-1 after a quoted newline": csv(
         b'text,label\n"a\nb",pos\nx,caf\xe9\n', "x.csv:4:6: ", "byte offset 26", "0xe9"
     ),
-    "truncated UTF-8": csv((GOOD + "caf\u00e9").encode()[:-1], "x.csv:22:4: ", "truncated"),
+    "truncated UTF-8": csv((GOOD + "caf\u00e9").encode()[:-1], "x.csv:22: ", "truncated"),
     "UTF-16 without a mark": csv(GOOD.encode("utf-16-le"), "x.csv:1:2: ", "NUL", "--encoding utf-16-le"),
-    "UTF-16 cut in half a character": csv(GOOD.encode("utf-16")[:-1], "x.csv:21:23: ", "truncated"),
+    "UTF-16 cut in half a character": csv(GOOD.encode("utf-16")[:-1], "x.csv:21: ", "truncated"),
     "mark against --encoding": csv(GOOD.encode("utf-8-sig"), "x.csv: ", "byte order mark", encoding="cp1252"),
     "wrong --encoding": csv(at_line(6, "\u3042,pos").encode(), "x.csv:6:1: ", "byte offset", encoding="ascii"),
     "NUL": csv(at_line(7, "a\0b,pos"), "x.csv:7:2: ", "NUL"),

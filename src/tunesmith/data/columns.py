@@ -215,8 +215,11 @@ class ColumnChooser:
         if sure is not None and sure not in text:
             return [sure], f"Label: column {sure!r}, recognized by its name."
         left = {n: p for n, p in self.profiles.items() if n not in text and (n not in taken or p.kind == "label")}
-        found = [n for n, p in left.items() if p.kind in ("label", "list", "number") and p.different != 1]
-        switches = [n for n, p in left.items() if p.kind == "switch" and p.different != 1]
+        kinds = ("label", "list", "number", "switch")
+        possible = [n for n, p in left.items() if p.kind in kinds and p.different != 1]
+        possible = possible or [n for n, p in left.items() if p.kind in kinds]
+        found = [n for n in possible if left[n].kind != "switch"]
+        switches = [n for n in possible if left[n].kind == "switch"]
         hot = [n for n in switches if set(left[n].examples) <= {"0", "1", "0.0", "1.0"}]
         weak = [n for n in self._find(WEAK_LABELS) if n in found or n in switches]
         classes = [n for n in (*found, *switches) if left[n].kind != "number"]

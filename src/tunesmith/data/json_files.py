@@ -11,6 +11,7 @@ record becomes one column per key, `data.text`; lists of objects are kept as JSO
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections import Counter
@@ -20,10 +21,9 @@ from itertools import chain, islice
 from typing import Any, NoReturn
 
 from tunesmith.data.rows import BAD_COLUMN, LINE_COLUMN
-from tunesmith.data.text_files import numbered_lines
+from tunesmith.data.text_files import MAX_ARRAY_CHARS
 from tunesmith.errors import DataError, did_you_mean, short_text
 
-MAX_ARRAY_CHARS = 256 << 20
 MOST_KEYS = 1_000
 """Records with more distinct keys than this are not a table."""
 BATCH_ROWS = 4_096
@@ -35,9 +35,9 @@ Record = tuple[int, dict[str, Any]]
 """The line on which an object starts, and the object."""
 
 
-def json_table(blocks: Iterable[str], origin: str, *, array_allowed: bool) -> tuple[Any, str | None]:
+def json_table(lines: Iterable[str], origin: str, *, array_allowed: bool) -> tuple[Any, str | None]:
     """Return the objects as a table with line numbers, and the annotation tool that wrote them."""
-    tool, records = convert_export(_json_records(iter(blocks), origin, array_allowed=array_allowed))
+    tool, records = convert_export(_json_records(iter(lines), origin, array_allowed=array_allowed))
     return records_table(records, origin, lines=True), tool
 
 
@@ -62,29 +62,32 @@ def records_table(records: Iterator[Record], origin: str, *, lines: bool) -> Any
 # --- parsing ----------------------------------------------------------------------------------------------------------
 
 
-def _json_records(blocks: Iterator[str], origin: str, *, array_allowed: bool) -> Iterator[Record]:
-    head = next((block for block in blocks if block.strip()), "")
-    start, blocks = head.lstrip()[:1], chain([head], blocks)
+def _json_records(lines: Iterator[str], origin: str, *, array_allowed: bool) -> Iterator[Record]:
+    head: list[str] = []
+    filled: list[str] = []
+    while len(filled) < 2 and (line := next(lines, None)) is not None:
+        head.append(line)
+        filled += [line] if line.strip() else []
+    start, every = filled[0].lstrip()[:1] if filled else "", chain(head, lines)
     if start == "[":
         if not array_allowed:
             fix = "Write one object per line, or name the file .json."
             raise DataError("starts with '[': an array, not one object per line", where=f"{origin}:1", fix=fix)
-        return _array_records(_whole(blocks, origin), origin)
-    if start == "{" and array_allowed and not _is_lines(head):
-        text = _whole(blocks, origin)
+        return _array_records(_whole(every, origin), origin)
+    if start == "{" and array_allowed and not _is_lines(filled):
+        text = _whole(every, origin)
         try:
             value = _DECODER.decode(text)
         except json.JSONDecodeError:
-            return line_records([text], origin)
+            return line_records(io.StringIO(text, newline=""), origin)
         except (ValueError, RecursionError) as error:
             raise _explain(error, origin) from None
         return enumerate(rows_of_object(_object(value, origin), origin), start=1)
-    return line_records(blocks, origin)
+    return line_records(every, origin)
 
 
-def _is_lines(head: str) -> bool:
+def _is_lines(lines: Sequence[str]) -> bool:
     """Return whether the first line is a complete object and the next line starts another one."""
-    lines = [line for line in head.split("\n") if line.strip()][:2]
     try:
         return len(lines) == 2 and lines[1].lstrip().startswith("{") and isinstance(json.loads(lines[0]), dict)
     except ValueError:
@@ -109,10 +112,10 @@ def rows_of_object(value: dict[str, Any], origin: str) -> list[dict[str, Any]]:
     return [value]
 
 
-def line_records(blocks: Iterable[str], origin: str) -> Iterator[Record]:
+def line_records(lines: Iterable[str], origin: str) -> Iterator[Record]:
     """Yield the objects of JSON lines."""
     blank: int | None = None
-    for number, line in numbered_lines(blocks, origin):
+    for number, line in enumerate(lines, start=1):
         if not line.strip(" \t\r\n"):
             blank = blank or number
             continue
@@ -121,12 +124,12 @@ def line_records(blocks: Iterable[str], origin: str) -> Iterator[Record]:
         yield number, parse_object(line.rstrip("\r\n"), f"{origin}:{number}")
 
 
-def _whole(blocks: Iterable[str], origin: str) -> str:
+def _whole(lines: Iterable[str], origin: str) -> str:
     parts: list[str] = []
     size = 0
-    for block in blocks:
-        parts.append(block)
-        size += len(block)
+    for line in lines:
+        parts.append(line)
+        size += len(line)
         if size > MAX_ARRAY_CHARS:
             problem = f"JSON of more than {MAX_ARRAY_CHARS >> 20} million characters"
             raise DataError(problem, where=origin, fix="Write one object per line: JSON lines are read as a stream.")

@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from tunesmith.config.load import check_encoding
 from tunesmith.config.options import RunConfig
 from tunesmith.data.columns import infer_columns, require_text
 from tunesmith.data.labels import (
@@ -52,11 +52,13 @@ from tunesmith.data.rows import (
 from tunesmith.data.text_files import (
     DELIMITER_NAMES,
     KINDS,
+    MAX_ARRAY_CHARS,
+    MAX_RECORD_CHARS,
     SHOWN,
+    SNIFFED_LINES,
     Dialect,
     InputBytes,
     OnProgress,
-    choose_codec,
     choose_dialect,
     delimited_blocks,
     has_quoted_cells,
@@ -64,7 +66,7 @@ from tunesmith.data.text_files import (
     readable,
     refuse_other_content,
     sniff_dialect,
-    text_blocks,
+    text_lines,
 )
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.events import Finding
@@ -358,37 +360,6 @@ def read_labeled(
     return encode_labels({name: rows}, columns, rules, [])[1][name]
 
 
-_HEAD_BYTES = 1 << 16
-"""Enough for the first lines of a file, which show its delimiter."""
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """One file and how to read it."""
-
-    path: Path
-    origin: str
-    kind: str
-    gzipped: bool
-    encoding: str | None
-    dialect: Dialect | None
-    skip_bad: bool | None
-    sheet: str | None
-
-    def open(self) -> InputBytes:
-        return InputBytes(self.path, self.origin, gzipped=self.gzipped)
-
-    def first_text(self) -> str:
-        """Return the beginning of a text file; empty if it can't be decoded, which is reported when the file is read."""
-        try:
-            with self.open() as stream:
-                head = stream.read(_HEAD_BYTES)
-            codec, skip = choose_codec(head, self.encoding, self.origin)
-            return head[skip:].decode(codec, errors="ignore")
-        except DataError:
-            return ""
-
-
 def read_source(
     source: Any,
     *,
@@ -405,53 +376,44 @@ def read_source(
     `on_progress(bytes_done, bytes_total)` is called while a text file is parsed.
     `skip_bad_rows` keeps ragged rows, empty and with the reason; None if the user has no such option.
     """
-    if isinstance(source, str | Path):
+    if not isinstance(source, str | Path):
+        from tunesmith.data.tables import read_memory
+
+        found = read_memory(source, name)
+    else:
         path, origin = Path(source).expanduser(), str(source)
         with readable(path, origin):
             if path.is_dir():
                 found = _from_folder(path, name, origin)
             else:
+                from datasets import Dataset
+
+                version = file_version(path)
                 kind, gzipped = kind_of_file(path, origin, delimiter)
                 refuse_other_content(path, kind, origin, gzipped=gzipped)
-                dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
-                how = (kind, gzipped, check_encoding(encoding), dialect, skip_bad_rows, sheet_name)
-                found = _read_file(_File(path, origin, *how), name, on_progress)
-    else:
-        from tunesmith.data.tables import read_memory
+                if kind in ("parquet", "arrow", "sheet"):
+                    table, note = _read_binary(path, kind, origin, sheet_name)
+                else:
+                    with InputBytes(path, origin, gzipped=gzipped, on_progress=on_progress) as stream:
+                        longest = MAX_ARRAY_CHARS if kind == "json" else MAX_RECORD_CHARS
+                        lines = text_lines(stream, origin, encoding=encoding, longest=longest)
+                        if kind in ("csv", "tsv"):
+                            dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting)
+                            table, note = _read_delimited(lines, origin, dialect, skip_bad_rows)
+                        else:
+                            table, note = _read_json(lines, origin, kind)
+                if any(column.endswith(".responses") for column in table.column_names):
+                    from tunesmith.data.json_files import merge_responses
 
-        found = read_memory(source, name)
+                    table, note = merge_responses(table), _export_note(origin, "Argilla")
+                if file_version(path) != version:
+                    fix = "Run again when it is complete."
+                    raise DataError("the file changed while it was read", where=origin, fix=fix)
+                with binary_errors("a table", origin):
+                    found = Source(name, Dataset(table), origin, kind not in ("parquet", "arrow"), note)
     if found.dataset.num_rows == 0:
         raise DataError("there are no rows", where=found.origin, fix="It needs at least one row.")
     return found
-
-
-def _read_file(file: _File, name: str, on_progress: OnProgress | None) -> Source:
-    from datasets import Dataset
-
-    version = file_version(file.path)
-    if file.dialect is not None and not file.dialect.sure:
-        file = replace(file, dialect=sniff_dialect(file.first_text(), file.dialect))
-    facts: dict[str, Any] = {}
-    if file.kind in ("parquet", "arrow", "sheet"):
-        table = _table_of(_binary_batches(file, facts))
-    else:
-        with file.open() as stream:
-            blocks = text_blocks(stream, encoding=file.encoding, on_progress=on_progress)
-            if file.dialect is not None:
-                table = _table_of(_delimited_batches(file, file.dialect, blocks))
-            else:
-                from tunesmith.data.json_files import json_table
-
-                table, facts["export"] = json_table(blocks, file.origin, array_allowed=file.kind == "json")
-    if any(name.endswith(".responses") for name in table.column_names):
-        from tunesmith.data.json_files import merge_responses
-
-        table, facts["export"] = merge_responses(table), "Argilla"
-    if file_version(file.path) != version:
-        raise DataError("the file changed while it was read", where=file.origin, fix="Run again when it is complete.")
-    with binary_errors("a table", file.origin):
-        lines = file.kind not in ("parquet", "arrow")
-        return Source(name, Dataset(table), file.origin, lines, _reading_note(file, facts))
 
 
 def _table_of(batches: Iterator[Any]) -> Any:
@@ -461,38 +423,49 @@ def _table_of(batches: Iterator[Any]) -> Any:
     return pa.Table.from_batches(found) if found else pa.table({})
 
 
-def _delimited_batches(file: _File, dialect: Dialect, blocks: Iterator[str]) -> Iterator[Any]:
-    """Yield record batches of strings with line numbers."""
+def _read_delimited(lines: Iterator[str], origin: str, usual: Dialect, skip_bad: bool | None) -> tuple[Any, str | None]:
+    """Return a table of strings with line numbers, and a note about quotes or the delimiter that was found."""
     import pyarrow as pa
 
-    for block in delimited_blocks(blocks, origin=file.origin, dialect=dialect, skip_bad=file.skip_bad):
+    head = list(islice(lines, SNIFFED_LINES))
+    first = "".join(head)
+    dialect = sniff_dialect(first, usual)
+    batches = []
+    for block in delimited_blocks(chain(head, lines), origin=origin, dialect=dialect, skip_bad=skip_bad):
         columns = {name: pa.array(cells, pa.string()) for name, cells in block.columns.items()}
         columns[LINE_COLUMN] = pa.array(block.lines, pa.int64())
-        if file.skip_bad:
+        if skip_bad:
             columns[BAD_COLUMN] = pa.array(map(block.bad.get, range(len(block.lines))), pa.string())
-        yield pa.record_batch(columns)
+        batches.append(pa.record_batch(columns))
+    note = None
+    if not dialect.quoting and has_quoted_cells(first, dialect):
+        note = f"Reading: quotes in {origin} are kept as text. Use --quoting minimal to parse them."
+    elif dialect.delimiter != usual.delimiter:
+        found = DELIMITER_NAMES.get(dialect.delimiter, repr(dialect.delimiter))
+        note = f"Reading: the columns of {origin} are separated by {found}."
+    return _table_of(iter(batches)), note
 
 
-def _binary_batches(file: _File, facts: dict[str, Any]) -> Iterator[Any]:
+def _read_json(lines: Iterator[str], origin: str, kind: str) -> tuple[Any, str | None]:
+    from tunesmith.data.json_files import json_table
+
+    table, tool = json_table(lines, origin, array_allowed=kind == "json")
+    return table, None if tool is None else _export_note(origin, tool)
+
+
+def _export_note(origin: str, tool: str) -> str:
+    return f"Reading: {origin} is an export of {tool}. With several answers, the majority is the label."
+
+
+def _read_binary(path: Path, kind: str, origin: str, sheet: str | None) -> tuple[Any, str | None]:
     from tunesmith.data.tables import arrow_batches, parquet_batches, sheet_batches
 
-    if file.kind == "sheet":
-        return sheet_batches(file.path, origin=file.origin, sheet=file.sheet, facts=facts)
-    return (parquet_batches if file.kind == "parquet" else arrow_batches)(file.path, file.origin)
-
-
-def _reading_note(file: _File, facts: Mapping[str, Any]) -> str | None:
-    """Return a sentence about how the file is read, if its suffix does not say so."""
-    if facts.get("other_sheets"):
-        return f"Reading: sheet {facts['sheet']!r} of {file.origin}; not read: {', '.join(facts['other_sheets'])}."
-    if facts.get("export"):
-        return f"Reading: {file.origin} is an export of {facts['export']}. With several answers, the majority is the label."
-    if file.dialect is not None and not file.dialect.quoting and has_quoted_cells(file.first_text(), file.dialect):
-        return f"Reading: quotes in {file.origin} are kept as text. Use --quoting minimal to parse them."
-    if file.dialect is None or file.dialect.delimiter == ("\t" if file.kind == "tsv" else ","):
-        return None
-    name = DELIMITER_NAMES.get(file.dialect.delimiter, repr(file.dialect.delimiter))
-    return f"Reading: the columns of {file.origin} are separated by {name}."
+    if kind != "sheet":
+        return _table_of((parquet_batches if kind == "parquet" else arrow_batches)(path, origin)), None
+    facts: dict[str, Any] = {}
+    table = _table_of(sheet_batches(path, origin=origin, sheet=sheet, facts=facts))
+    others = ", ".join(facts["other_sheets"])
+    return table, f"Reading: sheet {facts['sheet']!r} of {origin}; not read: {others}." if others else None
 
 
 def _from_folder(path: Path, name: str, origin: str) -> Source:

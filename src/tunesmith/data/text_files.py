@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tunesmith.config.load import check_encoding
@@ -30,7 +29,6 @@ from tunesmith.config.options import DELIMITER_WORDS
 from tunesmith.data.rows import BAD_COLUMN, LINE_COLUMN
 from tunesmith.errors import ConfigError, DataError, ResourceError
 
-CHUNK_BYTES = 1 << 20
 _NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 """Errors of a path that can't be a file: a link to itself, a file used as a folder, a name that is too long."""
 KINDS = {
@@ -113,41 +111,52 @@ def check_growth(unpacked: int, size: int, origin: str, most: int = sys.maxsize)
         raise DataError(problem, where=origin, fix="If you trust the file, write its rows as JSON lines or CSV.")
 
 
-class InputBytes:
-    """The bytes of a file, read once from start to end. Gzip is unpacked within limits."""
+class InputBytes(io.RawIOBase):
+    """The bytes of a file; gzip is unpacked within limits. `on_progress(bytes_done, bytes_total)` is called for every read."""
 
-    def __init__(self, path: Path, origin: str, *, gzipped: bool) -> None:
+    def __init__(self, path: Path, origin: str, *, gzipped: bool, on_progress: OnProgress | None = None) -> None:
         self.origin = origin
-        self.size = path.stat().st_size
+        self._size = path.stat().st_size
         self._file = path.open("rb")
-        self._unpacked = gzip.GzipFile(fileobj=self._file) if gzipped else None
-        self._bytes_out = 0
+        self._bytes: Any = gzip.GzipFile(fileobj=self._file) if gzipped else self._file
+        self._gzipped = gzipped
+        self._at = 0
+        self._on_progress = on_progress
 
-    def __enter__(self) -> InputBytes:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
+        super().close()
 
-    @property
-    def bytes_in(self) -> int:
-        """Number of bytes of the file that were read so far."""
-        return self._file.tell()
+    def readable(self) -> bool:
+        """Return True."""
+        return True
 
-    def read(self, size: int = CHUNK_BYTES) -> bytes:
-        """Return up to `size` bytes; b"" at the end."""
+    def tell(self) -> int:
+        """Return the number of unpacked bytes before the next one."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a byte."""
+        self._at = self._bytes.seek(offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes into the buffer; return their number, 0 at the end."""
         try:
-            data = self._file.read(size) if self._unpacked is None else self._unpacked.read(size)
+            count: int = self._bytes.readinto(buffer)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            problem = f"the gzip file is damaged or truncated after {self._bytes_out:,} bytes ({error})"
+            problem = f"the gzip file is damaged or truncated after {self._at:,} bytes ({error})"
             raise DataError(problem, where=self.origin, fix="Make the file again, or copy it again.") from None
         except OSError as error:
             fix = "Check the disk, then run the same command again."
             raise ResourceError(f"cannot be read ({error.strerror or error})", where=self.origin, fix=fix) from None
-        self._bytes_out += len(data)
-        if self._unpacked is not None:
-            check_growth(self._bytes_out, self.bytes_in, self.origin)
-        return data
+        self._at += count
+        if self._gzipped:
+            check_growth(self._at, self._file.tell(), self.origin)
+        if self._on_progress is not None:
+            self._on_progress(self._file.tell(), self._size)
+        return count
 
 
 @contextmanager
@@ -184,63 +193,37 @@ _MARKS = (
 _WITHOUT_MARK = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 MAX_RECORD_CHARS = 16 << 20
 """Longer lines and records are reported as an unclosed quote or a file without lines, so that memory use is limited."""
+MAX_ARRAY_CHARS = 256 << 20
+"""The largest .json file that is not JSON lines; it is read whole."""
 
 
-def text_blocks(stream: InputBytes, *, encoding: str | None, on_progress: OnProgress | None = None) -> Iterator[str]:
-    """Decoded text in order. A CR at the end of a block waits for the next one, so CRLF is never split."""
-    head = stream.read(CHUNK_BYTES)
-    codec, skip = choose_codec(head, encoding, stream.origin)
-    decoder = codecs.getincrementaldecoder(codec)("strict")
-    offset, chunk, held = skip, head[skip:], ""
-    line, before = 1, [""]
-    while True:
-        final = not chunk
-        fault: tuple[str, str] | None = None
-        try:
-            text = held + decoder.decode(chunk, final)
-        except UnicodeDecodeError as error:
-            start = offset + len(chunk) - len(error.object) + error.start
-            text = held + error.object[: error.start].decode(codec, "replace")
-            fault = _describe(error, start, codec)
-        if "\0" in text:
-            text, fault = text[: text.index("\0")], describe_nul(text)
-        held = "\r" if text.endswith("\r") and not final and fault is None else ""
-        text = text.removesuffix(held)
-        if text:
-            yield text
-        line += _count_lines(text)
-        end = max(text.rfind("\n"), text.rfind("\r"))
-        before = [*before, text] if end < 0 else [text[end + 1 :]]
-        if fault is not None:
-            where = f"{stream.origin}:{line}:{len(''.join(before)) + 1}"
-            raise DataError(fault[0], where=where, fix=fault[1])
-        if on_progress is not None:
-            on_progress(stream.bytes_in, stream.size)
-        if final:
-            return
-        offset += len(chunk)
-        chunk = stream.read(CHUNK_BYTES)
+def text_lines(raw: Any, origin: str, *, encoding: str | None, longest: int = MAX_RECORD_CHARS) -> Iterator[str]:
+    """Yield the lines of a binary stream with their ends (LF, CRLF or CR).
 
-
-def numbered_lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and text of each line, with its line end (LF, CRLF or CR)."""
-    number, rest = 1, ""
-    for block in blocks:
-        lines = list(io.StringIO(rest + block, newline=""))
-        rest = lines.pop() if lines and lines[-1][-1] not in "\r\n" else ""
-        yield from enumerate(lines, number)
-        number += len(lines)
-        if len(rest) > MAX_RECORD_CHARS:
-            problem = f"a line of more than {MAX_RECORD_CHARS >> 20} million characters"
-            fix = "Is this a text file with one record per line?"
-            raise DataError(problem, where=f"{origin}:{number}", fix=fix)
-    if rest:
-        yield number, rest
-
-
-def _count_lines(text: str) -> int:
-    """Count line ends: LF, CRLF and CR count as one each."""
-    return text.count("\n") + (text.count("\r") - text.count("\r\n") if "\r" in text else 0)
+    Bytes that are not text and lines of more than `longest` characters are errors with their place.
+    """
+    codec, skip = choose_codec(raw.read(4), encoding, origin)
+    raw.seek(skip)
+    text = io.TextIOWrapper(raw, codec, newline="")
+    number = 0
+    try:
+        while line := text.readline(longest + 1):
+            number += 1
+            if "\0" in line:
+                problem, fix = describe_nul(line)
+                raise DataError(problem, where=f"{origin}:{number}:{line.index(chr(0)) + 1}", fix=fix)
+            if len(line) > longest:
+                problem = f"a line of more than {longest >> 20} million characters"
+                fix = "Is this a text file with one record per line?"
+                raise DataError(problem, where=f"{origin}:{number}", fix=fix)
+            yield line
+    except UnicodeDecodeError as error:
+        offset = raw.tell() - len(error.object) + error.start
+        before = io.StringIO(error.object[: error.start].decode(codec, "replace") + "?", newline="").readlines()
+        # The beginning of the line is unknown if it was read before.
+        column = f":{len(before[-1])}" if len(before) > 1 or offset == skip + error.start else ""
+        problem, fix = _describe(error, offset, codec)
+        raise DataError(problem, where=f"{origin}:{number + len(before)}{column}", fix=fix) from None
 
 
 def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, int]:
@@ -304,7 +287,8 @@ def _guess(head: bytes) -> str:
 # --- delimiters and header ---------------------------------------------------------------------------------------------
 
 DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
-_SNIFFED_LINES = 20
+SNIFFED_LINES = 20
+"""Number of first lines that show the delimiter of a file."""
 SHOWN = 10
 """Number of bad rows to show; all are counted."""
 
@@ -375,16 +359,17 @@ def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
 
 def has_quoted_cells(head: str, dialect: Dialect) -> bool:
     """Return whether most of the first rows have a quoted cell."""
-    rows = [line.split(dialect.delimiter) for line in head.splitlines()[1 : 1 + _SNIFFED_LINES]]
+    rows = [line.split(dialect.delimiter) for line in head.splitlines()[1:]]
     quoted = [row for row in rows if any(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in row)]
     return len(quoted) * 2 > len(rows)
 
 
 def _width(head: str, delimiter: str, *, quoting: bool) -> int:
     """Return the number of fields of the first lines; 0 if it differs between them."""
-    lines = head.splitlines()[:_SNIFFED_LINES]
     try:
-        rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE))
+        rows = list(
+            csv.reader(head.splitlines(), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
+        )
     except csv.Error:
         return 0
     whole = rows[:-1] if len(rows) > 2 else rows  # the last row may be incomplete
@@ -421,13 +406,13 @@ class Block:
 
 
 def delimited_blocks(
-    blocks: Iterable[str], *, origin: str, dialect: Dialect, skip_bad: bool | None = None
+    lines: Iterable[str], *, origin: str, dialect: Dialect, skip_bad: bool | None = None
 ) -> Iterator[Block]:
     """Yield the rows in blocks; the header is checked before any row.
 
     Rows with a wrong number of fields are refused together, or left empty with `skip_bad`. None: skipping is not an option.
     """
-    records = _records(blocks, origin, dialect)
+    records = _records(lines, origin, dialect)
     header = next(records, None)
     if header is not None and dialect.delimiter.join(header[1]).strip() == f"sep={dialect.delimiter}".strip():
         header = next(records, None)
@@ -452,18 +437,18 @@ def delimited_blocks(
         raise _refuse(refused, count, len(names), origin=origin, dialect=dialect, can_skip=skip_bad is not None)
 
 
-def _records(blocks: Iterable[str], origin: str, dialect: Dialect) -> Iterator[Record]:
+def _records(lines: Iterable[str], origin: str, dialect: Dialect) -> Iterator[Record]:
     """Yield the records. Wrong quotes are refused at the line on which the record starts."""
     csv.field_size_limit(MAX_RECORD_CHARS)
     last = ""
 
-    def lines() -> Iterator[str]:
+    def keep(line: str) -> str:
         nonlocal last
-        for _, last in numbered_lines(blocks, origin):
-            yield last
+        last = line
+        return line
 
     quoting: Any = csv.QUOTE_MINIMAL if dialect.quoting else csv.QUOTE_NONE
-    reader = csv.reader(lines(), delimiter=dialect.delimiter, quoting=quoting, strict=True)
+    reader = csv.reader(map(keep, lines), delimiter=dialect.delimiter, quoting=quoting, strict=True)
     start = 1
     try:
         for fields in reader:
@@ -551,16 +536,16 @@ def column_blocks(
     origin = str(path)
     dialect = None if kind == "jsonl" else choose_dialect(kind, delimiter=delimiter, quoting=quoting)
     with readable(path, origin), InputBytes(path, origin, gzipped=gzipped) as file:
-        yield from _column_blocks(text_blocks(file, encoding=encoding), origin, dialect)
+        yield from _column_blocks(text_lines(file, origin, encoding=encoding), origin, dialect)
 
 
 def read_stdin(*, encoding: str | None, delimiter: str | None, quoting: str | None) -> dict[str, list[Any]]:
     """Return all columns of the csv or JSON lines on stdin; text that starts with a brace is JSON."""
     data = sys.stdin.buffer.read()
-    stream: Any = SimpleNamespace(read=io.BytesIO(data).read, origin="stdin")
+    lines = text_lines(io.BytesIO(data), "stdin", encoding=encoding)
     is_json = data.lstrip()[:1] == b"{"
     dialect = None if is_json else choose_dialect("csv", delimiter=delimiter, quoting=quoting)
-    columns = next(fixed_runs(_column_blocks(text_blocks(stream, encoding=encoding), "stdin", dialect)), None)
+    columns = next(fixed_runs(_column_blocks(lines, "stdin", dialect)), None)
     if columns is None:
         raise DataError("has no rows", where="stdin", fix="It needs a header line and at least one row.")
     return columns
@@ -585,17 +570,15 @@ def fixed_runs(
         yield held
 
 
-def _column_blocks(
-    blocks: Iterator[str], origin: str, dialect: Dialect | None
-) -> Iterator[Mapping[str, Sequence[Any]]]:
+def _column_blocks(lines: Iterator[str], origin: str, dialect: Dialect | None) -> Iterator[Mapping[str, Sequence[Any]]]:
     if dialect is not None:
-        head = next(blocks, "")
-        dialect = sniff_dialect(head, dialect)
-        for block in delimited_blocks(chain([head], blocks), origin=origin, dialect=dialect):
+        head = list(islice(lines, SNIFFED_LINES))
+        dialect = sniff_dialect("".join(head), dialect)
+        for block in delimited_blocks(chain(head, lines), origin=origin, dialect=dialect):
             yield block.columns
         return
     from tunesmith.data.json_files import BATCH_ROWS, convert_export, flatten_record, line_records
 
-    _, records = convert_export(line_records(blocks, origin))
+    _, records = convert_export(line_records(lines, origin))
     while some := [flatten_record(row) for _, row in islice(records, BATCH_ROWS)]:
         yield {name: [row.get(name) for row in some] for name in dict.fromkeys(chain.from_iterable(some))}
