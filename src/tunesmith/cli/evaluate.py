@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from tunesmith.cli.console import Console
-    from tunesmith.data.read import read_labelled
+    from tunesmith.data.read import read_labeled
     from tunesmith.data.rows import Columns, input_columns
     from tunesmith.errors import DataError
     from tunesmith.metrics.table import make_suite

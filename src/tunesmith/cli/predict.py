@@ -144,7 +144,7 @@ def _read_columns(facts: Any, args: argparse.Namespace, console: Any) -> tuple[d
 
         text = chosen_names(args, facts) or ("text",)
         return read_whole(args.input, plain_options(options)), tuple(text)
-    from tunesmith.data.read import read_unlabelled
+    from tunesmith.data.read import read_unlabeled
     from tunesmith.data.rows import input_columns
     from tunesmith.data.text_files import read_stdin
 
@@ -260,7 +260,7 @@ def _calibrate(predictor: Any, args: argparse.Namespace) -> Any:
     """Read the labeled examples of --calibration_file, on which thresholds are chosen."""
     import numpy as np
 
-    from tunesmith.data.read import read_labelled
+    from tunesmith.data.read import read_labeled
     from tunesmith.data.rows import Columns, input_columns
 
     facts = predictor.facts

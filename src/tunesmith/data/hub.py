@@ -29,10 +29,10 @@ def load_by_name(name: str, config: str | None) -> Any:
     if folder.is_dir() and (is_saved_dataset(folder) or name.startswith((".", "/", "~"))):
         saved = load_folder(folder, name)
         return saved if isinstance(saved, Mapping) else {"train": saved}
-    return load_from_hub(name, config)
+    return load_dataset(name, config)
 
 
-def load_from_hub(dataset_name: str, config_name: str | None = None) -> DatasetDict:
+def load_dataset(dataset_name: str, config_name: str | None = None) -> DatasetDict:
     """Return all splits of a Hub dataset, memory-mapped; the copy on disk if the Hub is unreachable or offline mode is on."""
     import datasets
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from tunesmith.data.rows import TARGETS, Columns, Ints, Part, Source, add_column
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
-from tunesmith.labels import UNLABELLED, LabelMap, Task, fold_label, match_names
+from tunesmith.labels import UNLABELED, LabelMap, Task, fold_label, match_names
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -183,7 +183,7 @@ def gather_sources(
         if config.dataset_name is not None:
             found = hub.load_by_name(config.dataset_name, config.dataset_config_name)
         else:
-            found = hub.load_from_hub("glue", config.task_name)
+            found = hub.load_dataset("glue", config.task_name)
         splits = {**_rename(found, split_names, notes), **named}
     elif named:
         splits = named

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from tunesmith import __version__
 from tunesmith.config.load import load_config
 from tunesmith.data.batches import padding_of
-from tunesmith.data.read import read_labelled
+from tunesmith.data.read import read_labeled
 from tunesmith.data.rows import Columns, input_columns
 from tunesmith.data.tokenize import encode_texts
 from tunesmith.errors import ConfigError, NumericsError, ResourceError, TunesmithError, short_text

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tunesmith.config.load import load_config
 from tunesmith.data.audit import survey_texts
-from tunesmith.data.read import read_unlabelled
+from tunesmith.data.read import read_unlabeled
 from tunesmith.data.rows import Part, input_columns
 from tunesmith.errors import ConfigError
 from tunesmith.inference.model_folder import ModelFacts, model_folder_of, read_facts

@@ -440,7 +440,7 @@ class RunResult:
 
     def evaluate(self, data: Any, labels: Any = None) -> dict[str, Score]:
         """Return every metric with its interval on labeled rows: a table as for training, or texts and their labels."""
-        from tunesmith.data.read import read_labelled
+        from tunesmith.data.read import read_labeled
         from tunesmith.data.rows import Columns, input_columns
         from tunesmith.data.tables import columns_table
         from tunesmith.metrics.table import make_suite

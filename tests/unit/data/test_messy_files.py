@@ -130,7 +130,7 @@ def test_ragged_rows_are_listed_together_and_can_be_skipped(tmp_path: Path) -> N
     assert f"  {path}:43: an empty line, expected 2 fields" in message
     assert "set --skip_bad_rows" in message
     with pytest.raises(DataError, match="4 of 43 rows do not match the header") as in_prediction:
-        read_unlabelled(path, text=("text",))
+        read_unlabeled(path, text=("text",))
     assert "skip_bad_rows" not in str(in_prediction.value), "predict has no such option"
     found = load_file(path, skip_bad_rows=True)
     assert len(found.splits["train"]) + len(found.splits["validation"]) == 39
