@@ -319,6 +319,8 @@ LINE = "\n"
 """Ends a column in a rendered text; line breaks in cells become spaces."""
 FEWEST_ROWS = 10
 """With fewer rows, a column can match the labels by chance."""
+FIRST_ROWS = 1_000
+"""All rows of a column are compared with the labels only if these match."""
 
 
 def input_columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -379,20 +381,24 @@ def render_source(source: Source, names: Sequence[str]) -> Source:
 
 
 def refuse_label_copies(part: Part, columns: Columns, labels: LabelMap) -> None:
-    """Refuse a rendered column that equals the labels or renames them: the model would read the answer."""
-    if len(part) < FEWEST_ROWS:
-        return
+    """Refuse one of several columns if it equals the labels or renames them: the model would read the answer."""
+    names = columns.named
     ids = part.labels().to_pylist()
+    if len(ids) < FEWEST_ROWS or len(names) == 1 or len(set(ids)) == 1:
+        return
     targets = [cell_text(value) for value in ids] if len(labels) == 1 else list(map(str, ids))
-    for name in columns.rendered:
-        cells = list(map(cell_text, part.source.dataset.with_format(None)[name]))
-        pairs = set(zip(cells, targets, strict=True))
-        renamed = len(pairs) == len(set(cells)) == len(set(targets)) > 1
-        if cells == targets or (renamed and len(labels) > 1):
-            rest = ",".join(other for other in columns.rendered if other != name)
-            problem = f"column {name!r} duplicates the label in all {len(cells):,} rows"
-            fix = f"Omit it: --text_column_names {rest}"
+    cells = part.source.dataset.select_columns(list(names)).with_format(None)
+    for name in names:
+        if all(_is_copy(cells[:count][name], targets[:count], len(labels)) for count in (FIRST_ROWS, len(targets))):
+            problem = f"column {name!r} duplicates the label in all {len(targets):,} rows"
+            fix = f"Omit it: --text_column_names {','.join(other for other in names if other != name)}"
             raise DataError(problem, where=part.source.where(0, name), fix=fix)
+
+
+def _is_copy(values: Sequence[Any], targets: Sequence[str], classes: int) -> bool:
+    cells = list(map(cell_text, values))
+    pairs = set(zip(cells, targets, strict=True))
+    return cells == targets or (classes > 1 and len(pairs) == len(set(cells)) == len(set(targets)))
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
