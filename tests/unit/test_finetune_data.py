@@ -58,7 +58,7 @@ def test_separate_texts_and_labels_train_a_model(
     page = result._repr_html_()
     assert "accuracy" in page
     assert "data:image/svg+xml;base64," in page
-    with pytest.raises(ValueError, match="trained on 1"):
+    with pytest.raises(ValueError, match="expects one text"):
         result.predict([("a", "b")])
 
 

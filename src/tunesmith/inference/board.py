@@ -35,7 +35,7 @@ from tunesmith.files import is_plain
 from tunesmith.inference.server import Service, retry_later
 from tunesmith.report.build import diagnose_run, diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.compare import MAX_RUNS
-from tunesmith.report.plots import PanelLine, main_panels, more_panels
+from tunesmith.report.plots import PanelLine, main_panels, more_panels, rounded
 from tunesmith.report.predictions import scores_in_file
 from tunesmith.runs.event_log import ColumnsTail, Curves, Series, build_curves
 from tunesmith.runs.folder import RunDir, read_holder, read_metrics, read_summary
@@ -370,7 +370,7 @@ def run_id(name: str) -> str:
 
 def status_of(run: RunDir, ended: str | None, updated: float) -> str:
     """Return running, finished, stopped, failed, or interrupted (no end in the event log)."""
-    if is_running(run):
+    if read_holder(run.lock_file) is not None:
         return "running"
     if ended is None:
         fresh = not run.lock_file.exists() and time.time() - updated < FRESH_SECONDS
@@ -452,11 +452,6 @@ def with_title(finding: Finding) -> dict[str, object]:
     return finding.to_json() | {"numbers": {}, "kind": kind, "title": title + finding.doubt}
 
 
-def is_running(run: RunDir) -> bool:
-    """Return whether a process has the lock of the run folder."""
-    return read_holder(run.lock_file) is not None
-
-
 # Live updates
 
 
@@ -522,12 +517,12 @@ class LiveRun:
             "problem": self.problem,
             "step": curves.last_step,
             "num_steps": curves.num_steps,
-            "epoch": _short(float(loss.epoch[-1])) if len(loss) else None,
-            "loss": _short(float(loss.value[-1])) if len(loss) else None,
+            "epoch": rounded(float(loss.epoch[-1])) if len(loss) else None,
+            "loss": rounded(float(loss.value[-1])) if len(loss) else None,
             "seconds_left": self._seconds_left(curves),
-            "speed": _short(_recent(curves.tokens_per_second)),
-            "rows_speed": _short(_recent(curves.examples_per_second)),
-            "best": {"metric": best[0], "step": best[1], "value": _short(best[2])} if best else None,
+            "speed": rounded(_recent(curves.tokens_per_second)),
+            "rows_speed": rounded(_recent(curves.examples_per_second)),
+            "best": {"metric": best[0], "step": best[1], "value": rounded(best[2])} if best else None,
             "ended": curves.ended,
             "resumed_at": list(curves.resumed_at)[-20:],
             "findings": [with_title(f) for f in self.findings],
@@ -561,12 +556,8 @@ def _line(line: PanelLine) -> dict[str, Any]:
         "kind": line.kind,
         "color": "train" if line.side == "train" else "val",
         "x": thin.step.tolist(),
-        "y": [_short(v) for v in thin.value.tolist()],
+        "y": [rounded(v) for v in thin.value.tolist()],
     }
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
 def _recent(series: Series) -> float:

@@ -206,48 +206,65 @@ def given_columns(texts: Any, pairs: Any, wanted: Sequence[str] | None) -> list[
 
     Three or more columns are rendered: rows are dicts or a table with these columns, or texts that were rendered earlier.
     """
-    if wanted is not None and len(wanted) > 2:
-        if pairs is not None:
-            raise DataError(f"pairs were passed, and the model reads the columns {', '.join(wanted)}", fix="Omit them.")
-        return [_rendered(texts, wanted)]
-    if hasattr(texts, "columns") and hasattr(texts, "to_dict"):
-        columns = _from_frame(texts, wanted)
-        if pairs is not None:
-            raise DataError("pairs were passed in addition to a table", fix="Pass only one of them.")
-    else:
-        if isinstance(texts, Mapping) and all(isinstance(values, (list, tuple)) for values in texts.values()):
-            texts = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
-        columns = _from_rows(_rows_of(texts, "texts"), wanted)
-        if pairs is not None:
-            if len(columns) == 2:
-                raise DataError("pairs were passed twice: in texts and as pairs", fix="Pass only one of them.")
-            columns.append(_strings(_rows_of(pairs, "pairs"), "pair"))
+    names = tuple(wanted or ())
+    reads = f"the model reads the columns {', '.join(names)}"
+    if len(names) > 2 and pairs is not None:
+        raise DataError(f"pairs were passed, and {reads}", fix="Omit them.")
+    named, columns = _read_columns(texts, names)
+    if len(names) > 2:
+        if named:
+            return [render_rows(names, columns)]
+        for number, row in enumerate(columns[0], start=1):
+            if len(columns) > 1 or not (isinstance(row, str) and is_rendered(row, names)):
+                fix = "Pass a DataFrame or dicts with these columns."
+                raise DataError(f"row {number} is {_kind(row)}, and {reads}", fix=fix)
+        return columns
+    if pairs is not None:
+        if len(columns) == 2 or named:
+            raise DataError("pairs were passed in addition to a table or pairs", fix="Pass only one of them.")
+        columns.append(_rows_of(pairs, "pairs"))
     if len(columns) == 2 and len(columns[0]) != len(columns[1]):
         raise DataError(f"{len(columns[0])} texts but {len(columns[1])} pairs")
-    if wanted is not None and len(columns) != len(wanted):
-        names = " and ".join(wanted)
-        if len(wanted) == 1:
-            raise DataError(f"this model expects one text ({names}), got a pair", fix=f"Pass {_FORMS}.")
-        raise DataError(f"this model expects text pairs ({names}), got single texts", fix=f"Pass {_PAIR_FORMS}.")
+    if names and len(columns) != len(names):
+        if len(names) == 1:
+            raise DataError(f"this model expects one text ({names[0]}), got a pair", fix=f"Pass {_FORMS}.")
+        problem = f"this model expects text pairs ({' and '.join(names)}), got single texts"
+        raise DataError(problem, fix=f"Pass {_PAIR_FORMS}.")
     return columns
 
 
-def _rendered(texts: Any, names: Sequence[str]) -> list[str]:
-    """Return one text per row; a missing column is refused."""
-    lists = isinstance(texts, Mapping) and all(isinstance(values, (list, tuple)) for values in texts.values())
-    if lists or (hasattr(texts, "columns") and hasattr(texts, "to_dict")):
-        lacking = [name for name in names if name not in texts]
-        if lacking:
-            raise DataError(f"the table has no column {lacking[0]!r}, only {', '.join(map(str, list(texts)[:10]))}")
-        return render_rows(names, [list(texts[name]) for name in names])
+def _read_columns(texts: Any, wanted: tuple[str, ...]) -> tuple[bool, list[list[Any]]]:
+    """Return whether the columns have names, and those to read: one column, or two of pairs, if they have none."""
+    if hasattr(texts, "columns") and hasattr(texts, "to_dict"):
+        found = [str(name) for name in texts.columns]
+        names = _names_to_read(found, wanted, ())
+        return True, [texts.iloc[:, found.index(name)].tolist() for name in names]
+    if isinstance(texts, Mapping) and all(isinstance(values, (list, tuple)) for values in texts.values()):
+        return True, [list(texts[name]) for name in _names_to_read(list(texts), wanted, _PAIR_KEYS)]
     rows = _rows_of(texts, "texts")
+    if rows and isinstance(rows[0], Mapping):
+        names = list(wanted) if len(wanted) > 2 else _names_to_read(list(rows[0]), wanted, _PAIR_KEYS)
+        return True, [[_cell(row, name, number) for number, row in enumerate(rows, start=1)] for name in names]
+    if not rows or not isinstance(rows[0], (tuple, list)):
+        return False, [rows]
     for number, row in enumerate(rows, start=1):
-        if not (is_rendered(row, names) if isinstance(row, str) else isinstance(row, Mapping)):
-            problem = f"row {number} is {_kind(row)}, and the model reads the columns {', '.join(names)}"
-            raise DataError(problem, fix="Pass a DataFrame or dicts with these columns.")
-    if rows and isinstance(rows[0], str):
-        return _strings(rows, "text")
-    return render_rows(names, [[_cell(row, name, i) for i, row in enumerate(rows)] for name in names])
+        if not isinstance(row, (tuple, list)) or len(row) != 2:
+            raise DataError(f"row {number} is {_kind(row)}, not a pair of strings", fix=f"Pass {_PAIR_FORMS}.")
+    return False, [list(column) for column in zip(*rows, strict=True)]
+
+
+def _names_to_read(found: list[str], wanted: tuple[str, ...], usual: tuple[str, ...]) -> list[str]:
+    """Return the columns of training; or the usual names; or all of one or two columns."""
+    known = [name for name in usual if name in found]
+    if wanted and set(wanted) <= set(found) and (len(wanted) > 1 or len(known) < 2):
+        return list(wanted)
+    if len(wanted) <= 2 and known:
+        return known
+    if len(found) in (1, 2) and len(wanted) in (0, len(found)) and not usual:
+        return found
+    lacking = next((name for name in wanted if name not in found), "text")
+    fix = 'Rename its columns, or use the keys "text" and "text_pair".'
+    raise DataError(f"the table has no column {lacking!r}, only {', '.join(map(str, found[:10]))}", fix=fix)
 
 
 def _rows_of(values: Any, name: str) -> list[Any]:
@@ -265,53 +282,13 @@ def _rows_of(values: Any, name: str) -> list[Any]:
         raise DataError(f"{name} must be {_FORMS}, not {_kind(values)}") from None
 
 
-def _from_frame(frame: Any, wanted: Sequence[str] | None) -> list[list[str]]:
-    names = [str(name) for name in frame.columns]
-    if wanted is not None and set(wanted) <= set(names):
-        chosen = list(wanted)
-    elif len(names) in (1, 2) and (wanted is None or len(wanted) == len(names)):
-        chosen = names
-    else:
-        expected = " and ".join(map(repr, wanted)) if wanted else "one or two text columns"
-        raise DataError(f"the table has no {expected}, only {', '.join(names[:10])}", fix="Rename its columns.")
-    order = [names.index(name) for name in chosen]
-    return [_strings(frame.iloc[:, at].tolist(), f"column {name}, row") for at, name in zip(order, chosen, strict=True)]
-
-
-def _from_rows(rows: list[Any], wanted: Sequence[str] | None) -> list[list[str]]:
-    if rows and isinstance(rows[0], Mapping):
-        named = wanted is not None and set(wanted) <= rows[0].keys() and _PAIR_KEYS[1] not in rows[0]
-        keys = tuple(wanted) if wanted is not None and named else _PAIR_KEYS
-        keys = tuple(key for key in keys if key in rows[0])
-        if not keys:
-            fix = 'Use the keys "text" and "text_pair".'
-            raise DataError(f"text 1 is a dict with {', '.join(map(repr, rows[0]))}", fix=fix)
-        return [_strings([_cell(row, key, i) for i, row in enumerate(rows)], f"{key} of row") for key in keys]
-    if rows and isinstance(rows[0], (tuple, list)):
-        for number, row in enumerate(rows, start=1):
-            if not isinstance(row, (tuple, list)) or len(row) != 2:
-                raise DataError(f"row {number} is {_kind(row)}, not a pair of strings", fix=f"Pass {_PAIR_FORMS}.")
-        return [_strings([row[side] for row in rows], f"{['first', 'second'][side]} text") for side in (0, 1)]
-    return [_strings(rows, "text")]
-
-
-def _cell(row: Any, key: str, index: int) -> Any:
+def _cell(row: Any, key: Any, number: int) -> Any:
     if not isinstance(row, Mapping) or key not in row:
-        raise DataError(f"row {index + 1} has no {key!r}")
+        raise DataError(f"row {number} has no {key!r}")
     return row[key]
 
 
-def _strings(values: list[Any], name: str) -> list[str]:
-    for number, value in enumerate(values, start=1):
-        if not isinstance(value, str):
-            raise DataError(f"{name} {number} is {_kind(value)}, not a string", fix=f"Pass {_FORMS}.")
-    return values
-
-
 def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
-    shown = repr(value)
-    kind = type(value).__name__
+    shown, kind = repr(value), type(value).__name__
     article = "an" if kind[:1] in "aeiou" else "a"
-    return f"{article} {kind} ({shown if len(shown) <= 40 else shown[:37] + '...'})"
+    return "None" if value is None else f"{article} {kind} ({shown if len(shown) <= 40 else shown[:37] + '...'})"

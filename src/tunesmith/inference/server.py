@@ -264,9 +264,9 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def retry_later(status: int, reason: str, seconds: int = RETRY_SECONDS) -> HTTPException:
+def retry_later(status: int, reason: str) -> HTTPException:
     """Return an error that asks the client to try again."""
-    return HTTPException(status, reason, {"retry-after": str(seconds)})
+    return HTTPException(status, reason, {"retry-after": str(RETRY_SECONDS)})
 
 
 def _respond_error(request: Request, error: Exception) -> Response:

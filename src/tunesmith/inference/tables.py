@@ -22,6 +22,7 @@ import numpy.typing as npt
 from tunesmith.errors import ConfigError, DataError, NumericsError, first_few
 from tunesmith.files import TMP_PREFIX, make_folder, replacing
 from tunesmith.labels import LabelMap, Task, choose_labels
+from tunesmith.metrics.table import sigmoid, softmax
 from tunesmith.runs.folder import remove_tree
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -156,10 +157,7 @@ def probabilities_of(logits: npt.NDArray[Any], task: Task) -> npt.NDArray[np.flo
     values = np.asarray(logits, dtype=np.float64)
     if task is Task.REGRESSION:
         return values
-    if task is Task.MULTILABEL:
-        return np.where(values >= 0, 1 / (1 + np.exp(-np.abs(values))), 1 - 1 / (1 + np.exp(-np.abs(values))))
-    shifted = np.exp(values - values.max(axis=-1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+    return sigmoid(values) if task is Task.MULTILABEL else softmax(values)
 
 
 def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[Any]:

@@ -50,9 +50,9 @@ def reliability_bins(probabilities: Any, references: Any, *, num_bins: int = 15)
     return tuple(bins)
 
 
-def expected_calibration_error(probabilities: Any, references: Any, *, num_bins: int = 15) -> float | None:
+def expected_calibration_error(probabilities: Any, references: Any) -> float | None:
     """Return the mean gap of confidence and accuracy over equal-width bins, weighted by examples; None without labels."""
-    bins = reliability_bins(probabilities, references, num_bins=num_bins)
+    bins = reliability_bins(probabilities, references)
     total = sum(b.count for b in bins)
     return sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / total if total else None
 
@@ -95,7 +95,7 @@ class Temperature:
         return asdict(self)
 
 
-def fit_temperature(logits: Array, gold: Array, task: Task, *, seed: int = 0) -> Temperature | None:
+def fit_temperature(logits: Array, gold: Array, task: Task) -> Temperature | None:
     """Return None for regression, for too few rows, and if the cross-validated log loss doesn't improve."""
     if task is Task.REGRESSION:
         return None
@@ -103,7 +103,7 @@ def fit_temperature(logits: Array, gold: Array, task: Task, *, seed: int = 0) ->
     logits, gold = np.asarray(logits, dtype=np.float64)[known], gold[known].astype(np.int64)
     if len(gold) < FEWEST_ROWS:
         return None
-    fold = np.random.default_rng(seed).permutation(len(gold)) % FOLDS
+    fold = np.random.default_rng(0).permutation(len(gold)) % FOLDS
     heat = np.empty(len(gold))
     for k in range(FOLDS):
         heat[fold == k] = _fit_temperature(logits[fold != k], gold[fold != k])
@@ -368,8 +368,7 @@ class _Sample:
         others = self.scores.shape[1] - 1
         scaled = math.exp(free[0]) * self.scores
         logits = scaled + free[1:]
-        p = np.exp(logits - logits.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
+        p = softmax(logits)
         right = p[np.arange(len(p)), self.labels]
         mixed = np.maximum((1 - wrong) * right + wrong / others * (1 - right), 1e-12)
         weight = (1 - wrong - wrong / others) * right / mixed

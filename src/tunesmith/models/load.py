@@ -48,21 +48,20 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
             f"the weights there have {there:,}",
             where=str(folder / "config.json"),
         )
-    free = _free_memory()
+    free = free_memory(swap=True)
     if free is not None and 4 * total > free:
         problem = f"the model needs {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free"
         raise ResourceError(problem, where=str(folder))
 
 
-def _free_memory() -> int | None:
-    """Return the available memory in bytes, including swap; None if Linux doesn't report it."""
+def free_memory(*, swap: bool) -> int | None:
+    """Return the available memory in bytes; None if Linux doesn't report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
-    free = found.get("MemAvailable")
-    return None if free is None else free + found.get("SwapFree", 0)
+    names = ("MemAvailable", "SwapFree") if swap else ("MemAvailable",)
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names)) or None
 
 
 LENGTH = 5
@@ -255,37 +254,25 @@ def _refuse_non_finite(model: Any, where: str) -> None:
             raise NumericsError(f"the pretrained weights are NaN or infinite: {name}", where=where, fix=fix)
 
 
-@dataclass(frozen=True)
-class HeadNames:
-    """`names` in id order; empty if the model has no trained head or its outputs have no names."""
-
-    names: tuple[str, ...]
-
-    def fits(self, names: Sequence[str]) -> bool:
-        """Return whether these labels are those of the head, in the same order."""
-        return match_names(self.names, names) == tuple(names)
-
-    def refusal(self, names: Sequence[str], where: str) -> ConfigError:
-        """Return the error for labels that don't match the outputs of this head."""
-        theirs, ours = ", ".join(self.names[:6]), ", ".join(names[:6])
-        if match_names(self.names, names) is not None:
-            fix = "Omit --label_names: the order of the model is used."
-        else:
-            fix = (
-                f"If they mean the same in this order, set --label_names {','.join(self.names)}; "
-                "--ignore_mismatched_sizes starts a new head."
-            )
-        return ConfigError(f"its head was trained for {theirs} and the data has {ours}", where=where, fix=fix)
+def head_mismatch(head: Sequence[str], names: Sequence[str], where: str) -> ConfigError:
+    """Return the error for labels that don't match the outputs of a trained head."""
+    if match_names(head, names) is not None:
+        fix = "Omit --label_names: the order of the model is used."
+    else:
+        fix = (
+            f"If they mean the same in this order, set --label_names {','.join(head)}; "
+            "--ignore_mismatched_sizes starts a new head."
+        )
+    problem = f"its head was trained for {', '.join(head[:6])} and the data has {', '.join(names[:6])}"
+    return ConfigError(problem, where=where, fix=fix)
 
 
-def read_head_names(config: dict[str, Any]) -> HeadNames:
-    """Return the label names in a model's config.json. LABEL_0, LABEL_1, ... stand for the ids."""
+def read_head_names(config: dict[str, Any]) -> tuple[str, ...]:
+    """Return the label names in a model's config.json by id; () without a trained head, or for LABEL_0, LABEL_1, ..."""
     kinds = config.get("architectures")
     classifier = isinstance(kinds, list) and any(str(kind).endswith("ForSequenceClassification") for kind in kinds)
     table = config.get("id2label")
     if not classifier or not isinstance(table, dict) or not all(str(key).isdecimal() for key in table):
-        return HeadNames(())
+        return ()
     ordered = tuple(str(table[key]) for key in sorted(table, key=int))
-    if all(re.fullmatch(r"LABEL_\d+", name) for name in ordered):
-        return HeadNames(())
-    return HeadNames(ordered)
+    return () if all(re.fullmatch(r"LABEL_\d+", name) for name in ordered) else ordered

@@ -43,9 +43,9 @@ from tunesmith.data.tokenize import (
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import Finding, RunEnded, RunStarted
 from tunesmith.inference.tables import describe_renaming, names_of_run
-from tunesmith.labels import LabelMap, Task
+from tunesmith.labels import LabelMap, Task, match_names
 from tunesmith.models.files import load_tokenizer, position_limit, read_config_file, require_segments, resolve_model
-from tunesmith.models.load import HeadNames, read_head_names, read_model_config
+from tunesmith.models.load import head_mismatch, read_head_names, read_model_config
 from tunesmith.pipeline.gold import Gold, take_gold
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir, end_of, is_run, require_own_folder
@@ -242,9 +242,7 @@ def read_run_data(
         need_weights=need_weights,
     )
     head = read_head_names(read_config_file(folder))
-    bundle = load_data(
-        config, data, head_names=head.names, on_progress=lambda done, total: progress("reading", done, total)
-    )
+    bundle = load_data(config, data, head_names=head, on_progress=lambda done, total: progress("reading", done, total))
     gold = None
     if config.gold_file is not None:
         bundle, gold = take_gold(bundle)
@@ -290,17 +288,17 @@ def _describe_labels(labels: LabelMap) -> str:
     return f"{'any' if labels.task is Task.MULTILABEL else 'one'} of {len(labels)}: {names}"
 
 
-def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new: bool) -> RunData:
+def _match_head(bundle: DataBundle, folder: Path, head: tuple[str, ...], *, allow_new: bool) -> RunData:
     labels = bundle.labels
-    if labels.task is Task.REGRESSION or not head.names or len(head.names) != len(labels):
+    if labels.task is Task.REGRESSION or not head or len(head) != len(labels):
         return RunData(bundle, folder, False, ())  # loading refuses a head of a different size
-    if head.fits(labels.names):
+    if match_names(head, labels.names) == labels.names:
         note = f"Labels: in the order of the model's head, {', '.join(labels.names[:8])}."
         return RunData(bundle, folder, False, (note,))
     if allow_new:
-        note = f"The model's head was trained for {', '.join(head.names[:8])}: it is re-initialized."
+        note = f"The model's head was trained for {', '.join(head[:8])}: it is re-initialized."
         return RunData(bundle, folder, True, (note,))
-    raise head.refusal(labels.names, str(folder))
+    raise head_mismatch(head, labels.names, str(folder))
 
 
 # The tokens

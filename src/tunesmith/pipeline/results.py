@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.config.options import dump_config, dump_value
+from tunesmith.config.options import dump_config
 from tunesmith.data.batches import Collate, TokenRows
 from tunesmith.errors import DataError
 from tunesmith.events import Event, RowsEvaluated, describe_findings
@@ -327,7 +327,7 @@ def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int
     columns = ", ".join(f"`{c}`" for c in bundle.columns.named)
     pair = ', "text_pair": "..."' if len(bundle.columns.text) == 2 else ""
     text = "\\n".join(f"{' '.join(c.split())}: ..." for c in bundle.columns.rendered) or "..."
-    lines = ["---", *_metadata(prepared, scores, name, str(base)), "---", "", f"# {_escape(name)}", ""]
+    lines = ["---", _metadata(prepared, scores, name, str(base)), "---", "", f"# {_escape(name)}", ""]
     lines += [f"`{base}` fine-tuned by tunesmith to predict {what} from {columns}.", ""]
     lines += ["## Scores", "", "| split | metric | value | 95% interval | rows |", "|---|---|---|---|---|"]
     for split, found in scores.items():
@@ -359,24 +359,27 @@ classify({{"text": "{text}"{pair}}})
 """
 
 
-def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[str]:
-    lines = ["library_name: transformers", "pipeline_tag: text-classification", "tags:", "- tunesmith"]
-    if "/" in base and not base.startswith((".", "/")):
-        lines.append(f"base_model: {dump_value(base)}")
-    split = "test" if "test" in scores else next(iter(scores), None)
-    if split is None:
-        return lines
-    lines += ["model-index:", f"- name: {dump_value(name)}", "  results:"]
-    lines += ["  - task: {type: text-classification, name: Text Classification}"]
-    data = prepared.config.task_name or prepared.config.dataset_name or "custom"
-    lines += [
-        f"    dataset: {{name: {dump_value(str(data))}, type: {dump_value(str(data))}, split: {split}}}",
-        "    metrics:",
+def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> str:
+    """Return the YAML block of the card."""
+    import yaml
+    from huggingface_hub import EvalResult, ModelCardData
+
+    split = "test" if "test" in scores else next(iter(scores), "")
+    data = str(prepared.config.task_name or prepared.config.dataset_name or "custom")
+    results = [
+        EvalResult("text-classification", data, data, metric, round(score.value, 6), dataset_split=split)
+        for metric, score in scores.get(split, {}).items()
+        if score.value is not None
     ]
-    for metric, score in scores[split].items():
-        if score.value is not None:
-            lines.append(f"    - {{type: {metric}, value: {score.value:.6f}, name: {metric}}}")
-    return lines
+    card = ModelCardData(
+        base_model=base if "/" in base and not base.startswith((".", "/")) else None,
+        eval_results=results or None,
+        library_name="transformers",
+        model_name=name,
+        pipeline_tag="text-classification",
+        tags=["tunesmith"],
+    )
+    return str(yaml.safe_dump(card.to_dict(), sort_keys=False)).rstrip()
 
 
 def _data_table(prepared: Prepared) -> list[str]:
@@ -420,11 +423,11 @@ class RunResult:
 
         `texts` is a list of texts or pairs, a Series, an array, or a table with the text columns of the training data.
         """
-        return self.predictor.predict(*self._inputs(texts))
+        return self.predictor.predict(texts)
 
     def predict_proba(self, texts: Any) -> Any:
         """Return one row of probabilities per text, in the order of `classes_`; the number itself for regression."""
-        table = self.predictor.probabilities(*self._inputs(texts))
+        table = self.predictor.probabilities(texts)
         labels = self.predictor.facts.labels
         return table if labels.task is Task.REGRESSION else table[:, labels.class_order]
 
@@ -466,10 +469,6 @@ class RunResult:
         from tunesmith.report.build import build_report, write_report
 
         return write_report(build_report(self.run), self.run.report_file)
-
-    def _inputs(self, texts: Any) -> tuple[Any, ...]:
-        """Return the arguments of the predictor."""
-        return (texts,) if self.predictor.facts.rendered else tuple(self._text_columns(texts).values())
 
     def _text_columns(self, texts: Any) -> dict[str, list[str]]:
         """Return the texts by training column; a wrong number of texts per row is refused."""

@@ -273,13 +273,13 @@ class Report:
     command: str
 
 
-def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Report:
-    """Return everything that the report shows about a run folder; reads its event log unless `curves` are passed."""
+def build_report(run: str | Path | RunDir) -> Report:
+    """Return everything that the report shows about a run folder."""
     folder = run if isinstance(run, RunDir) else open_run(run)
     config = read_run_config(folder.config_file)
     summary = read_summary(folder.data_summary_file)
     environment = read_environment(folder.environment_file)
-    curves = curves or load_curves(folder.path)
+    curves = load_curves(folder.path)
     predictions = make_predictions(read_prediction_columns(folder.predictions_file), summary)
     metrics = read_metrics(folder.metrics_file)
     scores = headline_scores(metrics, curves)

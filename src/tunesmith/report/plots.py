@@ -392,7 +392,7 @@ def _make_chart(
         left, bottom, width, height = AXES
         box = [left, round(1 - bottom - height, 5), width, height]
         series = [
-            {"name": name, "points": [[_short(a), _short(b)] for a, b in zip(x.tolist(), y.tolist(), strict=True)]}
+            {"name": name, "points": [[rounded(a), rounded(b)] for a, b in zip(x.tolist(), y.tolist(), strict=True)]}
             for name, x, y in lines
         ]
         data = {"box": box, "x": [float(end) for end in figure.axes[0].get_xlim()], "unit": unit, "series": series}
@@ -497,7 +497,7 @@ def value_chart(true: Floats, predicted: Floats) -> Chart:
     return _make_chart("agreement", "Predicted against true", f"Predicted values are {lie}, true ones {are}.", draw)
 
 
-def _short(value: float) -> float | None:
+def rounded(value: float) -> float | None:
     """Return the value with six digits; None if it is NaN or infinite."""
     return float(f"{value:.6g}") if np.isfinite(value) else None
 

@@ -20,6 +20,7 @@ import torch
 from tunesmith.errors import CheckpointError, NumericsError, ResourceError, StoppedBySignal, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
 from tunesmith.files import disk_error, fault_point
+from tunesmith.models.load import free_memory
 from tunesmith.runs.event_log import Journal, open_journal
 from tunesmith.runs.folder import RunDir, checkpoint_step, publish_folder, read_manifest, require_space, sweep, verify
 from tunesmith.training.checkpoint import (
@@ -400,16 +401,9 @@ class RunWriter:
 
 def free_memory_bytes() -> int:
     """Return the available host memory, also within the limit of a container; 0 if unknown."""
-    free = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
-    limits, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
-    if limits and used and limits[0].isdigit():
-        # memory.current counts the page cache, which can be reclaimed: the result is cautious
-        free.append(int(limits[0]) - int(used[0]))
-    return min(free, default=0)
-
-
-def _lines(path: str) -> list[str]:
+    free = free_memory(swap=False) or 0
     try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # no limit
+        return free
+    return min(free, limit - used)  # the page cache counts as used, although it can be reclaimed: this is cautious

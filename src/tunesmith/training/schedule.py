@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
+from tunesmith.config.options import SCHEDULE_OPTIONS
 from tunesmith.errors import ConfigError, did_you_mean, short_text
 
 MOST_EPOCHS = 1_000_000
@@ -120,13 +121,6 @@ def warmup_steps_for(warmup_steps: float, num_steps: int) -> int:
     return int(warmup_steps)
 
 
-SCHEDULES = (
-    *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
-    *("cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay"),
-)
-"""Schedules of transformers that are functions of the step."""
-
-
 @dataclass(frozen=True)
 class Schedule:
     """`warmup` and `total` are in optimizer steps; `options` are the lr_scheduler_kwargs of transformers."""
@@ -138,9 +132,9 @@ class Schedule:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.kind not in SCHEDULES:
-            hint = did_you_mean(self.kind, SCHEDULES)
-            raise ConfigError(f"lr_scheduler_type {self.kind!r} is not one of {', '.join(SCHEDULES)}", fix=hint)
+        if self.kind not in SCHEDULE_OPTIONS:
+            hint = did_you_mean(self.kind, list(SCHEDULE_OPTIONS))
+            raise ConfigError(f"lr_scheduler_type {self.kind!r} is not one of {', '.join(SCHEDULE_OPTIONS)}", fix=hint)
 
     @cached_property
     def factor(self) -> Callable[[int], float]:

@@ -1,4 +1,4 @@
-"""The verdict model is fitted to the stored features, and impossible verdicts have no probability."""
+"""The packaged model of verdicts is the one that bench/diagnose_fit.py fits to the stored features."""
 
 from __future__ import annotations
 
@@ -9,33 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
-from tunesmith.diagnosis.reading import Features, read_curves, read_features
-from tunesmith.diagnosis.verdict import CODES, MODEL_FILE, columns_of, is_possible, weigh_verdicts
-from tunesmith.runs.event_log import curves_from_events
+from tunesmith.diagnosis.verdict import MODEL_FILE, columns_of
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def features(synthetic: SimpleNamespace) -> Features:
-    run = synthetic.make_run([0.48, 0.32, 0.22], [0.44, 0.38, 0.39], accuracy=[0.79, 0.84, 0.85])
-    return read_features(read_curves(curves_from_events(run), synthetic.CONFIG, label_counts={"a": 2474, "b": 1194}))
-
-
-def test_probabilities_are_of_known_verdicts_and_sum_to_one(features: Features) -> None:
-    likely = weigh_verdicts(features)
-    assert set(likely) <= set(CODES)
-    assert sum(likely.values()) == pytest.approx(1)
-    assert list(likely.values()) == sorted(likely.values(), reverse=True)
-    assert next(iter(likely)) == "healthy"
-
-
-def test_excluded_verdict_has_no_probability(features: Features) -> None:
-    assert [is_possible(code, features) for code in ("healthy", "no_signal", "class_ignored")] == [True, False, False]
-    likely = weigh_verdicts(features)
-    assert likely["no_signal"] == likely["class_ignored"] == 0
 
 
 def test_packaged_model_is_fitted_to_the_stored_features() -> None:

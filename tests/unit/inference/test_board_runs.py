@@ -17,7 +17,7 @@ from synthetic_runs import make_folder, make_run
 from tunesmith.cli.main import main
 from tunesmith.events import NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
 from tunesmith.inference import server
-from tunesmith.inference.board import LiveRun, RunIndex, encode_message, is_running, status_of
+from tunesmith.inference.board import LiveRun, RunIndex, encode_message, status_of
 from tunesmith.inference.server import load_token
 from tunesmith.runs.event_log import Journal, truncate_journal
 from tunesmith.runs.folder import RunDir, RunLock, load_curves
@@ -150,7 +150,7 @@ def test_symlinked_lock_file_is_not_followed(tmp_path: Path, holder) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / ".lock").symlink_to(tmp_path / ".lock")
-    assert not is_running(RunDir(other))
+    assert status_of(RunDir(other), None, 0.0) == "interrupted"
 
 
 def test_index_adds_new_runs_and_drops_removed_ones(runs: Path) -> None:
