@@ -1,4 +1,4 @@
-"""Test the same faults on tunesmith and on transformers.Trainer: does the run continue with the same result?
+"""Test whether tunesmith and transformers.Trainer continue a run after the same faults with the same result.
 
     python bench/fault_table.py --output docs/research/measurements/faults.json       # two minutes; a full disk needs root
 

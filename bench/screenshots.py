@@ -23,7 +23,7 @@ from tunesmith.report.build import (  # noqa: E402
 from tunesmith.report.compare import compare_runs  # noqa: E402
 
 WIDTHS = (1400, 390)
-README_HEIGHT = 1800
+README_HEIGHT = 1600
 
 
 def shrink(path: Path) -> None:

@@ -133,4 +133,4 @@ def test_kill_after_a_split_resumes_with_the_split(bench: Any, folder: Path) -> 
 def test_example_that_does_not_fit_exits_with_4(bench: Any, folder: Path) -> None:
     ended = engine(folder, fault="oom:forward:0")
     assert ended.code == 4, ended.log
-    assert "out of memory at step 1 with 1 row(s)" in ended.last_line
+    assert "out of memory at step 1 with a micro-batch size of 1" in ended.last_line

@@ -67,7 +67,7 @@ _ENVIRONMENT_ERRORS = (
 
 
 def entry() -> None:
-    """The console script."""
+    """Run the console script."""
     prepare_streams()
     os.environ["MPLBACKEND"] = "agg"  # a command opens no window, and matplotlib fails if the variable is invalid
     code = main(sys.argv[1:])

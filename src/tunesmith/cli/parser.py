@@ -117,7 +117,7 @@ class HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34, **options)
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        """`usage: tunesmith train [run.yaml] [options]`"""
+        """Add a line such as `usage: tunesmith train [run.yaml] [options]`."""
         shapes = {"?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]"}
         names = [
             shapes.get(str(action.nargs), "{}").format(name)

@@ -78,9 +78,9 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
     if wanted == 2 and pairs is None and len(texts) == 2:
         texts, pairs = texts[:1], texts[1:]
     if (wanted == 2) != (pairs is not None) or (pairs is not None and len(pairs) != len(texts)):
-        count = f"{len(texts)} text(s) and {len(pairs or ())} second text(s)"
+        kind = "text pairs" if wanted == 2 else "single texts"
         raise ConfigError(
-            f"this model expects {wanted} text(s) per example, got {count}",
+            f"this model expects {kind}, got --text with {len(texts)} and --text_pair with {len(pairs or ())} texts",
             fix="Quote each text; pass pairs as --text A ... --text_pair B ...",
         )
     if not args.allow_empty_text and not all(text.strip() for text in (*texts, *(pairs or ()))):

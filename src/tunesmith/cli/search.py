@@ -63,7 +63,7 @@ def print_search(found: SearchResult) -> None:
         print("This score is optimistic because these examples selected the trial. Confirm it on a test set.")
     left = [one.number for one in found.records if one.state == "running"]
     if not found.finished:
-        print(f"\nthe time budget ended with {len(left)} unfinished trial(s). Resume with a larger --time_budget")
+        print(f"\nunfinished trials: {len(left)}. The time budget is spent; resume with a larger --time_budget")
     if found.best is None:
         print("\nno trial was completed")
         return

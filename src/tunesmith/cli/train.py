@@ -143,7 +143,7 @@ def _train_repeats(config: RunConfig, verbose: bool) -> int:
 
     found = with_console(config, lambda observer: run_repeats(config, observer), verbose=verbose)
     for seed, scores in found.pooled.items():
-        print(f"\nheld-out examples of {len(found.runs) // len(found.pooled)} run(s), seed {seed}, with 95% intervals:")
+        print(f"\nheld-out examples, seed {seed} (runs: {len(found.runs) // len(found.pooled)}), with 95% intervals:")
         width = max((len(name) for name in scores), default=0)
         for name, score in scores.items():
             print(f"  {name:<{width}}  {score.text()}")

@@ -776,7 +776,7 @@ def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
 
 def _check_engine(config: RunConfig) -> Iterator[Problem]:
     if config.bf16 and config.fp16:
-        yield "fp16", "cannot be used together with bf16", "Set one of them; bf16 if the GPU supports it"
+        yield "fp16", "cannot be used together with bf16", "Set bf16 if the GPU supports it, otherwise fp16"
     if config.use_cpu and config.cuda_graphs == "on":
         yield "cuda_graphs", "on needs a GPU, but use_cpu is set", "Omit one of them"
     options = (config.lr_scheduler_type, config.lr_scheduler_kwargs, config.decided.learning_rate)

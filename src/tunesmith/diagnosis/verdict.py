@@ -414,7 +414,7 @@ MIN_EVALUATIONS = 3
 """Evaluations that a verdict needs if their examples are not stored."""
 MIN_ROWS, ENOUGH_ROWS = 20, 150
 """Validation examples: with fewer than MIN_ROWS, one standard error of the accuracy is more than 10 points; with ENOUGH_ROWS,
-half of what was learned can't be distinguished from nothing."""
+half of the gain on training examples can't be distinguished from no gain."""
 ABOVE_CONSTANT = 2.0
 """Standard errors by which a score must be above the constant baseline: a run at chance passes with a probability of 2.3%."""
 SIGNAL = 1.6
@@ -723,8 +723,8 @@ def _too_little(reading: Reading, features: Features | None) -> Finding | None:
 
 
 def cannot_tell(reading: Reading, f: Features) -> tuple[str, list[str]] | None:
-    """(evidence, advice) where the validation rows are too few: their score may be that of the constant, and it may be above it
-    by half of what was learned of the training rows. Both are within two standard errors."""
+    """Return (evidence, advice) if the validation rows are too few: within two standard errors, their score may equal the
+    constant baseline, or exceed it by half of the gain on training rows."""
     sample = None if reading.rows is None else reading.rows.train[-1]
     if reading.rows is None or sample is None or f.score_z > ABOVE_CONSTANT or reading.rows_evaluated >= ENOUGH_ROWS:
         return None

@@ -82,7 +82,7 @@ class Service:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Called once before the first request."""
+        """Prepare; called once before the first request."""
 
     def close(self) -> None:
         """End streams, so that the server can stop."""
@@ -189,7 +189,8 @@ def _refusal(headers: Headers, status: int, reason: str) -> Response:
     close = {"connection": "close"}
     if "text/html" not in headers.get("accept", ""):
         return JSONResponse({"error": reason}, status, close)
-    page = f'<!doctype html><html lang="en"><title>tunesmith</title><h1>{status}</h1><p>{reason}.</p></html>'
+    said = f"{reason[0].upper()}{reason[1:]}."
+    page = f'<!doctype html><html lang="en"><title>tunesmith</title><h1>{status}</h1><p>{said}</p></html>'
     return HTMLResponse(page, status, close)
 
 

@@ -32,7 +32,7 @@ Z = NormalDist().inv_cdf(0.975)
 
 
 def mean_ranks(values: Array) -> Array:
-    """Return the rank of each value, from 1; equal values have the mean of theirs. scipy's takes a second to import."""
+    """Return the rank of each value, from 1; equal values have their mean rank. scipy's takes a second to import."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Array = (counts.cumsum() - (counts - 1) / 2)[group]
     return ranks
@@ -245,7 +245,7 @@ def r2_limits(references: Array, predictions: Array, value: float) -> Limits | N
         return None
     unexplained = float(errors.mean() / references.var())
     error, spread = errors / errors.mean(), (references - references.mean()) ** 2 / references.var()
-    # An outlier affects both sums: divide by what it leaves to the other rows, as in `pearson_limits`.
+    # An outlier affects both sums: divide by the remaining share of the other rows, as in `pearson_limits`.
     influence = (error - spread) / (1 - np.minimum((error + spread) / n, 0.5))
     half = t_quantile(n - 1) * math.sqrt(float((influence**2).sum()) / (n * (n - 2)))
     return 1 - unexplained * math.exp(half), 1 - unexplained * math.exp(-half)

@@ -231,7 +231,7 @@ def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, w
     highest = max(tokenizer("a", "a")["token_type_ids"])
     if highest >= known:
         problem = (
-            f"the tokenizer assigns segment {highest} to the second text, but the model has only {known} segment(s)"
+            f"the tokenizer assigns segment {highest} to the second text, but the model has type_vocab_size {known}"
         )
         fix = 'Use the tokenizer that belongs to the model, or remove "token_type_ids" from its model_input_names.'
         raise ConfigError(problem, where=where, fix=fix)

@@ -116,8 +116,9 @@ def _suggest_columns(data: RunData) -> list[Finding]:
 
 
 def _cross_validate(features: Ints, ids: Ints, classes: int) -> Ints:
-    """Return the held-out predictions of ridge classifiers, one-hot. (Leave-one-out would predict the rarer of two classes
-    if the features say nothing.)
+    """Return the held-out predictions of ridge classifiers, one-hot.
+
+    Leave-one-out would predict the rarer of two classes if the features are uninformative.
     """
     from sklearn.linear_model import RidgeClassifierCV
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -269,7 +270,7 @@ def judge_labels(features: Ints, ids: Ints, labels: LabelMap) -> Ints:
             sure = to_probabilities(scores, ids, weights)
             weights = np.clip(2 * share_of_given(sure, ids), 0.05, 1.0)
         scores = left_out(features, targets, weights)
-    # All rows weigh the same here: with the doubtful ones weighed down, every answer would look sure.
+    # All rows have equal weight here: with lower weights for doubtful rows, every prediction would look confident.
     return scores if regression else to_probabilities(scores, ids, np.ones(len(ids)))
 
 

@@ -159,7 +159,7 @@ class Comparison:
 def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, split: str | None = None) -> Comparison:
     """Compare runs. Each is tested against the first on the same examples of one split, with one metric."""
     if not 2 <= len(paths) <= MAX_RUNS:
-        raise ConfigError(f"got {len(paths)} run folder(s)", fix=f"Name 2 to {MAX_RUNS} run folders.")
+        raise ConfigError(f"expected 2 to {MAX_RUNS} run folders, got {len(paths)}")
     folders = [open_run(path) for path in paths]
     twice = {f.path.resolve() for f in folders}
     if len(twice) < len(folders):

@@ -451,7 +451,7 @@ def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
         axes.bar(middle, height, width=wide, color=color, alpha=0.3, linewidth=0)
         spread = [[b.accuracy - b.accuracy_low for b in bins], [b.accuracy_high - b.accuracy for b in bins]]
         look: dict[str, Any] = {"fmt": "o", "ms": 4.5, "elinewidth": 1.4, "capsize": 3}
-        axes.errorbar(middle, height, yerr=spread, color=color, label="right", **look)
+        axes.errorbar(middle, height, yerr=spread, color=color, label="accuracy", **look)
         ends = [(x - w / 2, x + w / 2) for x, w in zip(middle, wide, strict=True)]
         sure = [b.confidence for b in bins]
         axes.hlines(sure, *zip(*ends, strict=True), color=LIGHT.text, linewidth=1.8, label="confidence")
@@ -459,8 +459,8 @@ def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
         axes.set_ylim(0, 1.04)
         draw_legend(axes)
 
-    words = "; ".join(f"at {b.confidence:.2f} it is right {b.accuracy:.2f} of the time ({b.count} rows)" for b in bins)
-    lines = [("right", np.array([b.confidence for b in bins]), np.array([b.accuracy for b in bins]))]
+    words = "; ".join(f"confidence {b.confidence:.2f}, accuracy {b.accuracy:.2f} ({b.count} rows)" for b in bins)
+    lines = [("accuracy", np.array([b.confidence for b in bins]), np.array([b.accuracy for b in bins]))]
     return _make_chart("reliability", "Reliability", f"Reliability diagram: {words}.", draw, lines, "confidence")
 
 

@@ -450,7 +450,7 @@ def _noted_holder(descriptor: int) -> str | None:
 
 
 def _close_in_child() -> None:
-    """A forked child shares its parent's lock: without this, a worker that outlives a killed run would block the next."""
+    """Close the locks that a forked child shares with its parent, or a worker that outlives a killed run blocks the next."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()

@@ -280,7 +280,7 @@ class _Rotate(torch.autograd.Function):
         from tunesmith.speedups.kernels.layers import rotate_in_place
 
         cos, sin = ctx.saved_tensors
-        d_packed = d_out.contiguous()  # made by the attention's backward pass for this one reader: turned where it lies
+        d_packed = d_out.contiguous()  # only used here, so it is rotated in place
         rotate_in_place(d_packed, cos, sin, ctx.heads, back=True)
         return d_packed, None, None, None
 

@@ -297,7 +297,7 @@ def half_difference(exact: Gradients, rounded: Gradients, fast: Gradients) -> st
     own = {n: (rounded.of[n] - g).norm() for n, g in exact.of.items()}
     ours = {n: (fast.of[n] - g).norm() for n, g in exact.of.items()}
     for name, expected in exact.of.items():
-        # One parameter's error is luck; what is wrong altogether is wrong by the size of its gradient.
+        # The error of one parameter may be chance; a wrong gradient differs by its own size.
         if not ours[name] <= 4 * own[name] + 0.05 * expected.norm() + 1e-3 * everything:
             return _named(name, expected, fast.of[name])
     total, theirs = (torch.stack(list(e.values())).norm() for e in (ours, own))

@@ -289,7 +289,7 @@ GRACE_SECONDS = 6.0
 
 @contextmanager
 def watch_ranks(runtime: Runtime) -> Iterator[None]:
-    """A context in which the loss of another rank ends this one: with a WorkerError, or at least with exit code 7.
+    """End this rank if another one is lost: with a WorkerError, or at least with exit code 7.
 
     Leave it after a barrier: a rank that leaves earlier counts as lost.
     """

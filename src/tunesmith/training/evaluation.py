@@ -100,7 +100,7 @@ class TaskLoss:
 
 @functools.cache
 def _on_device(weights: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Cached, because a CUDA graph may not copy from the host."""
+    """Return the weights on the device; cached, because a CUDA graph may not copy from the host."""
     return torch.tensor(weights, device=device)
 
 

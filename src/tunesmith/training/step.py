@@ -192,7 +192,7 @@ def _make_room(state: TrainState, window: Window, error: BaseException) -> None:
         current = largest if state.rows_limit is None else min(state.rows_limit, largest)
         if current <= 1 or state.runtime.world > 1:
             raise ResourceError(
-                f"out of memory at step {state.step + 1} with {current} row(s) in the micro-batch",
+                f"out of memory at step {state.step + 1} with a micro-batch size of {current}",
                 fix="Lower --max_seq_length or --per_device_train_batch_size, or set --gradient_checkpointing.",
             ) from error
         state.rows_limit = (current + 1) // 2

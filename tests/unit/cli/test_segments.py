@@ -29,5 +29,5 @@ def test_missing_segment_embedding_is_reported(tmp_path: Path, verb: str, capsys
         "predict": ["predict", str(model), "--input", table, "--text_column_names", "sentence1,sentence2"],
     }
     assert main([*words[verb], *(["--output", f"{tmp_path}/out.csv"] if verb == "predict" else [])]) == 2
-    assert "segment 1 to the second text, but the model has only 1 segment(s)" in capsys.readouterr().err
+    assert "segment 1 to the second text, but the model has type_vocab_size 1" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists()

@@ -64,7 +64,7 @@ def test_all_problems_are_reported_together(write: Any) -> None:
         "--epochs: unknown option. Did you mean 'num_train_epochs'?",
         "--per_device_train_batch_size: -3 is too small. Use 1 or more",
         "run.yaml:8:1: metric_name: 'acuracy' is not a metric. Did you mean 'accuracy'?",
-        "--fp16: cannot be used together with bf16. Set one of them; bf16 if the GPU supports it",
+        "--fp16: cannot be used together with bf16. Set bf16 if the GPU supports it, otherwise fp16",
     )
 
 

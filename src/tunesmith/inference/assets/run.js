@@ -64,7 +64,7 @@ const draw_findings = (list) => {
         else item.append(advice);
         steps.append(item);
       }
-      box.append(make("p", "next", "What to try next, in this order:"), steps);
+      box.append(make("p", "next", "Next, in this order:"), steps);
     }
     return box;
   }));

@@ -196,7 +196,7 @@ def _forward(
         column = start + tl.arange(0, TILE)
         keys = load_rows(k, k_first, column, k_length, k_stride, head, D)
         values = load_rows(v, k_first, column, k_length, k_stride, head, D)
-        # A query that sees nothing of its first tiles takes what it sees later for infinitely more.
+        # Masked keys get a finite score. If the first tiles are masked, a later key outweighs them.
         seen = sees(row, column, k_length, reach, NEAR)
         scores = tl.where(seen, tl.dot(queries, tl.trans(keys)) * scale, -1e30)
         higher = tl.maximum(top, tl.max(scores, 1))
@@ -444,7 +444,7 @@ def _weigh_backward(
         line = (head.to(tl.int64) * tokens + start + i) * (2 * longest - 1)
         row = (i < count)[:, None]
         tl.store(d_by_key + (line + longest - 1 - i)[:, None] + j[None, :], d, mask=row & (j < longest)[None, :])
-        # what no token of the stretch is as far away as
+        # Distances that no pair of tokens in the stretch has.
         tl.store(d_by_key + line[:, None] + j[None, :], 0.0, mask=row & (j[None, :] < (longest - 1 - i)[:, None]))
         tl.store(
             d_by_key + (line + 2 * longest - 1 - i)[:, None] + j[None, :], 0.0, mask=row & (j[None, :] < i[:, None])
