@@ -267,7 +267,7 @@ class GraphedEncoder:
         self._slots, self._aliases, self._mark = [], {}, None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy of the model that is made during a step (a teacher, an average of weights) is plain."""
+        """Return a copy of the plain encoder: a teacher or an average of weights, made during a step, has no graphs."""
         return copy.deepcopy(self._plain, memo)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
