@@ -1,8 +1,6 @@
-"""Attention over packed examples in Triton.
+"""Attention over packed examples in Triton: one program per example, head and tile, and separate ones for distances.
 
-Examples of up to 128 tokens fit into one tile, with one program per example and head: no running softmax, nothing stored for
-the backward pass, whose five matmuls share the scores. Examples of at most 64 and of at most 128 tokens are two launches, each
-of which skips the other's. Softmax is in float32, matmuls in the input type; dropout is drawn again.
+Softmax is in float32, matmuls in the input type; dropout is drawn again in the backward pass.
 """
 
 from __future__ import annotations
@@ -15,12 +13,7 @@ import triton.language as tl
 
 from tunesmith.speedups.kernels.layers import is_kept
 
-LONGEST = 128
-_FORWARD = ((0, 64, 64, 4, None), (64, 128, 32, 4, None))
-_BACKWARD = ((0, 64, 64, 4, 128), (64, 128, 128, 8, None))
-"""Per launch: examples longer than this; of at most this many keys; queries per tile; warps; maximum number of registers."""
-_FIRSTS = (16, 4, None)
-"""The last three values for one query per example."""
+_TILE = 64
 
 
 @triton.jit
@@ -55,115 +48,6 @@ def sees(row, column, k_length, reach, NEAR: tl.constexpr):
 
 
 @triton.jit
-def _weights(queries, keys, row, column, k_length, scale, reach, NEAR: tl.constexpr):
-    """Return (exponentials of the scores, their sum for each query)."""
-    scores = tl.dot(queries, tl.trans(keys)) * (scale * 1.4426950408889634)
-    scores = tl.where(sees(row, column, k_length, reach, NEAR), scores, -1e30)
-    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
-    return weights, tl.sum(weights, 1)
-
-
-@triton.jit(do_not_specialize=["call"])
-def _short_forward(
-    q, k, v, out, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads, reach,
-    D: tl.constexpr, LOW: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr,
-):  # fmt: skip
-    head, stretch = tl.program_id(0), tl.program_id(1)
-    k_first = tl.load(k_bounds + stretch)
-    k_length = tl.load(k_bounds + stretch + 1) - k_first
-    if (k_length <= LOW) | (k_length > KEYS):
-        return
-    q_first = tl.load(q_bounds + stretch)
-    q_length = tl.load(q_bounds + stretch + 1) - q_first
-    seed = tl.load(seeds + call)
-    column = tl.arange(0, KEYS)
-    keys = load_rows(k, k_first, column, k_length, k_stride, head, D)
-    values = load_rows(v, k_first, column, k_length, k_stride, head, D)
-    for start in tl.range(0, QUERIES if QUERIES >= KEYS else q_length, QUERIES, num_stages=1):
-        row = start + tl.arange(0, QUERIES)
-        queries = load_rows(q, q_first, row, q_length, q_stride, head, D)
-        weights, total = _weights(queries, keys, row, column, k_length, scale, reach, NEAR)
-        if DROP:
-            weights = tl.where(kept_pairs(seed, q_first, row, column, head, heads, drop), weights, 0.0)
-            total *= 1.0 - drop
-        result = tl.dot(weights.to(values.dtype), values) * (1.0 / total)[:, None]
-        store_rows(out, result, q_first, row, q_length, heads * D, head, D)
-
-
-@triton.jit(do_not_specialize=["call"])
-def _short_backward(
-    d_out, q, k, v, d_q, d_k, d_v, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads, reach,
-    D: tl.constexpr, LOW: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr,
-):  # fmt: skip
-    head, stretch = tl.program_id(0), tl.program_id(1)
-    k_first = tl.load(k_bounds + stretch)
-    k_length = tl.load(k_bounds + stretch + 1) - k_first
-    if (k_length <= LOW) | (k_length > KEYS):
-        return
-    q_first = tl.load(q_bounds + stretch)
-    q_length = tl.load(q_bounds + stretch + 1) - q_first
-    seed = tl.load(seeds + call)
-    more = 1.0 / (1.0 - drop)
-    column = tl.arange(0, KEYS)
-    keys = load_rows(k, k_first, column, k_length, k_stride, head, D)
-    values = load_rows(v, k_first, column, k_length, k_stride, head, D)
-    d_keys = tl.zeros((KEYS, D), tl.float32)
-    d_values = tl.zeros((KEYS, D), tl.float32)
-    for start in tl.range(0, QUERIES if QUERIES >= KEYS else q_length, QUERIES, num_stages=1):
-        row = start + tl.arange(0, QUERIES)
-        queries = load_rows(q, q_first, row, q_length, q_stride, head, D)
-        given = load_rows(d_out, q_first, row, q_length, heads * D, head, D)
-        weights, total = _weights(queries, keys, row, column, k_length, scale, reach, NEAR)
-        weights *= (1.0 / total)[:, None]
-        d_weights = tl.dot(given, tl.trans(values))
-        used = weights
-        if DROP:
-            kept = kept_pairs(seed, q_first, row, column, head, heads, drop)
-            used = tl.where(kept, weights * more, 0.0)
-            d_weights = tl.where(kept, d_weights * more, 0.0)
-        d_values = tl.dot(tl.trans(used.to(given.dtype)), given, d_values)
-        d_scores = weights * (d_weights - tl.sum(weights * d_weights, 1)[:, None]) * scale
-        d_keys = tl.dot(tl.trans(d_scores.to(queries.dtype)), queries, d_keys)
-        store_rows(d_q, tl.dot(d_scores.to(keys.dtype), keys), q_first, row, q_length, q_stride, head, D)
-    store_rows(d_k, d_keys, k_first, column, k_length, k_stride, head, D)
-    store_rows(d_v, d_values, k_first, column, k_length, k_stride, head, D)
-
-
-def _launch(
-    kernel: Any, launches: tuple[tuple[int, ...], ...], tensors: tuple[Any, ...], bounds: tuple[Any, Any],
-    longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int, window: int | None,
-) -> None:  # fmt: skip
-    q, k = tensors[-2:]
-    stretches, (heads, size) = bounds[1].shape[0] - 1, q.shape[1:]
-    for low, keys, *rest in launches:
-        queries, warps, registers = _FIRSTS if q.shape[0] == stretches else rest
-        limit = {"maxnreg": registers} if registers and not torch.version.hip else {}  # AMD's compiler has none
-        if low < longest:
-            kernel[(heads, stretches)](
-                *tensors[:-2], seeds, *bounds, call, scale, drop, q.stride(0), k.stride(0), heads, window or 0,
-                D=size, LOW=low, KEYS=keys, QUERIES=queries, DROP=drop > 0, NEAR=window is not None, num_warps=warps,
-                **limit,
-            )  # fmt: skip
-
-
-def short_forward(q: Any, k: Any, v: Any, out: torch.Tensor, *bounds: torch.Tensor, **options: Any) -> None:
-    """Write the output for examples of at most `LONGEST` keys."""
-    _launch(_short_forward, _FORWARD, (q, k, v, out, q, k), bounds, **options)  # type: ignore[arg-type]
-
-
-def short_backward(
-    d_out: torch.Tensor, q: Any, k: Any, v: Any, into: tuple[Any, ...], *bounds: torch.Tensor, **options: Any
-) -> None:
-    """Write the gradients of q, k and v for them into `into`."""
-    _launch(_short_backward, _BACKWARD, (d_out, q, k, v, *into, q, k), bounds, **options)  # type: ignore[arg-type]
-
-
-_TILE = 64
-_MANY = 400
-"""Number of (example, head) pairs that fill the multiprocessors of a GPU three times."""
-
-
-@triton.jit
 def _first_tile(block, reach, TILE: tl.constexpr, NEAR: tl.constexpr):
     """Return the start of the first tile that attends to this one, or that this one attends to."""
     return tl.maximum(block * TILE - reach, 0) // TILE * TILE if NEAR else 0
@@ -177,7 +61,7 @@ def _end(block, length, reach, TILE: tl.constexpr, NEAR: tl.constexpr):
 
 @triton.jit(do_not_specialize=["call"])
 def _forward(
-    q, k, v, out, lse, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads, reach, low,
+    q, k, v, out, lse, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads, reach,
     D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     stretch, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -185,7 +69,7 @@ def _forward(
     q_length = tl.load(q_bounds + stretch + 1) - q_first
     k_first = tl.load(k_bounds + stretch)
     k_length = tl.load(k_bounds + stretch + 1) - k_first
-    if (block * TILE >= q_length) | (k_length <= low):
+    if block * TILE >= q_length:
         return
     row = block * TILE + tl.arange(0, TILE)
     queries = load_rows(q, q_first, row, q_length, q_stride, head, D)
@@ -285,7 +169,7 @@ def _query_gradients(
 @triton.jit(do_not_specialize=["call", "blocks"])
 def _backward(
     d_out, q, k, v, out, lse, d_q, d_k, d_v, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads, blocks,
-    reach, low, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr,
+    reach, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     # Keys and queries of a row go to two programs: with few rows there are some to spare.
     stretch, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -293,8 +177,6 @@ def _backward(
     q_length = tl.load(q_bounds + stretch + 1) - q_first
     k_first = tl.load(k_bounds + stretch)
     k_length = tl.load(k_bounds + stretch + 1) - k_first
-    if k_length <= low:
-        return
     seed = tl.load(seeds + call)
     if part < blocks:
         if part * TILE < k_length:
@@ -309,11 +191,6 @@ def _backward(
         )  # fmt: skip
 
 
-def _has_many(k_bounds: torch.Tensor, heads: int, size: int) -> bool:
-    """Return whether one program per example and head fills the GPU."""
-    return (k_bounds.shape[0] - 1) * heads > _MANY and size <= 64
-
-
 def attention_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_bounds: torch.Tensor, k_bounds: torch.Tensor, *,
     q_longest: int, longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int, window: int | None = None,
@@ -325,16 +202,10 @@ def attention_forward(
     tokens, heads, size = q.shape
     out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
     lse = torch.empty(tokens, heads, device=q.device)
-    many = _has_many(k_bounds, heads, size)
-    if many:
-        options = {"scale": scale, "drop": drop, "seeds": seeds, "call": call, "window": window}
-        short_forward(q, k, v, out, q_bounds, k_bounds, longest=longest, **options)
-        if longest <= LONGEST:
-            return out, lse
     grid = (q_bounds.shape[0] - 1, heads, int(triton.cdiv(q_longest, _TILE)))
     _forward[grid](
         q, k, v, out, lse, seeds, q_bounds, k_bounds, call, scale, drop, q.stride(0), k.stride(0), heads,
-        window or 0, LONGEST if many else 0, D=size, TILE=_TILE, DROP=drop > 0, NEAR=window is not None, num_warps=4,
+        window or 0, D=size, TILE=_TILE, DROP=drop > 0, NEAR=window is not None, num_warps=4,
     )  # fmt: skip
     return out, lse
 
@@ -346,17 +217,10 @@ def attention_backward(
 ) -> None:  # fmt: skip
     """Write the gradients of q, k and v into `into`, which has their strides."""
     heads, size = q.shape[1:]
-    many = _has_many(k_bounds, heads, size)
-    if many:
-        options = {"scale": scale, "drop": drop, "seeds": seeds, "call": call, "window": window}
-        short_backward(d_out, q, k, v, into, q_bounds, k_bounds, longest=longest, **options)
-        if longest <= LONGEST:
-            return
     blocks = int(triton.cdiv(longest, _TILE))
     _backward[(k_bounds.shape[0] - 1, heads, 2 * blocks)](
         d_out, q, k, v, out, lse, *into, seeds, q_bounds, k_bounds, call, scale, drop, q.stride(0), k.stride(0), heads,
-        blocks, window or 0, LONGEST if many else 0, D=size, TILE=_TILE, DROP=drop > 0, NEAR=window is not None,
-        num_warps=4,
+        blocks, window or 0, D=size, TILE=_TILE, DROP=drop > 0, NEAR=window is not None, num_warps=4,
     )  # fmt: skip
 
 
