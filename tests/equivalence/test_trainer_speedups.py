@@ -22,7 +22,7 @@ from transformers import (
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 from tunesmith.errors import ResourceError
-from tunesmith.speedups import packed_calls
+from tunesmith.speedups import packed_calls, packing
 from tunesmith.trainer import captured_steps
 
 SIZES = {
@@ -225,3 +225,20 @@ def test_graph_steps_resume_exactly_with_dropout(tmp_path: Path, whole_steps: No
     assert losses(again) == losses(whole)
     ends = whole.model.state_dict(), again.model.state_dict()
     assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
+
+
+def test_graph_steps_report_a_speedup_that_is_switched_off(
+    tmp_path: Path, whole_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = packing._keep_first_tokens
+
+    def wrong(layer: Any, args: Any, kwargs: Any) -> Any:
+        found = own(layer, args, kwargs)
+        return found if found is None else ((1.5 * found[0][0], *found[0][1:]), found[1])
+
+    wrong.__module__ = own.__module__
+    monkeypatch.setattr(packing, "_keep_first_tokens", wrong)
+    trainer = make(Trainer, tmp_path, max_steps=3)
+    trainer.train()
+    lines = (Path(trainer.args.output_dir) / "journal.jsonl").read_text()
+    assert lines.count("cls_only_last_layer is off: its results differ from those of the plain step") == 1

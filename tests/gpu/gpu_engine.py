@@ -70,7 +70,7 @@ def make_state(
         ahead=2,
         pinned=True,
     )
-    optimizer = make_optimizer(model, learning_rate=5e-5, weight_decay=0.01, layers=chosen.fused)
+    optimizer = make_optimizer(model, learning_rate=5e-5, weight_decay=0.01)
     objective = TaskLoss(labels.task, 2, weights)
     return TrainState(model, optimizer, objective, runtime, speedups=chosen), batches, chosen
 

@@ -50,7 +50,7 @@ def train(
     model = transformers.AutoModelForSequenceClassification.from_config(config).to(runtime.device)
     chosen = apply_speedups(model, rows, Padding(), device=runtime.device, precision=precision, **wishes)
     batches = Batches(rows, chosen.train_collate, 8, seed=1, sampling="random", ahead=2, pinned=True)
-    optimizer = make_optimizer(model, learning_rate=5e-5, layers=chosen.fused, captured=chosen.graphs is not None)
+    optimizer = make_optimizer(model, learning_rate=5e-5)
     objective = TaskLoss(Task.BINARY, 2)
     state = TrainState(model, optimizer, objective, runtime, speedups=chosen)
     if chosen.graphs is not None:

@@ -233,6 +233,8 @@ class CapturedSteps:
             result = train_step(state, window, learning_rate=rate, max_grad_norm=t.args.max_grad_norm, seed=t.args.seed)
         for group, number in zip(groups, numbers, strict=True):
             group["lr"] = number
+        while state.notes:
+            t.report(state.notes.pop(0))
         t._tr_loss += result.loss
         t.current_flos += sum(float(t.floating_point_ops(b.inputs)) for b in window.micro_batches)
         return result, rate

@@ -588,10 +588,14 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         with self._graphs.active() if self._graphs is not None and replays else self._packed.active():
             yield
         if self._in_use() != self._reported:
-            self._reported, line = self._in_use(), self._describe_speedups()
-            log.warning(line)
-            if self._run_log is not None:
-                self._run_log.write(Note(self.state.global_step, line))
+            self._reported = self._in_use()
+            self.report(self._describe_speedups())
+
+    def report(self, line: str) -> None:
+        """Log a line about the speedups, and write it to the event log."""
+        log.warning(line)
+        if self._run_log is not None:
+            self._run_log.write(Note(self.state.global_step, line))
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Compute transformers' loss on a packed batch."""
