@@ -448,9 +448,9 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
     optimizer = make_optimizer(
         made.model,
         learning_rate=decided.learning_rate,
-        weight_decay=decided.weight_decay,
+        weight_decay=config.weight_decay,
         layerwise_lr_decay=decided.layerwise_lr_decay,
-        head_lr_scale=decided.head_lr_scale,
+        head_lr_scale=config.head_lr_scale,
     )
     weights = config.class_weights and resolve_class_weights(config.class_weights, train.labels, labels.names)
     objective = TaskLoss(labels.task, len(labels), weights or None, config.label_smoothing_factor)

@@ -168,9 +168,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     optimizer = make_optimizer(
         model,
         learning_rate=chosen.learning_rate,
-        weight_decay=chosen.weight_decay,
+        weight_decay=config.weight_decay,
         layerwise_lr_decay=chosen.layerwise_lr_decay,
-        head_lr_scale=chosen.head_lr_scale,
+        head_lr_scale=config.head_lr_scale,
     )
     weights = None
     if config.class_weights is not None:

@@ -22,7 +22,6 @@ WHY = {
     "per_device_train_batch_size": "8, more for large datasets (`--recipe hf`: 8)",
     "learning_rate": "From the hidden size of the model (`--recipe hf`: 5e-05)",
     "warmup_steps": "A tenth of the steps (`--recipe hf`: 0)",
-    "weight_decay": "0",
     "eval_strategy": "`epoch` if there is validation data, which is the default: a run without it can't be judged",
     "save_strategy": "At every evaluation and every 500 steps of a long epoch, so that a crash loses little",
     "save_total_limit": "keeps the latest checkpoint (to resume) and the best one (to use)",

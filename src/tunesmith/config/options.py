@@ -183,8 +183,8 @@ class Options:
     """Peak learning rate, after warmup. Default: by the recipe (hf: 5e-05)."""
     layerwise_lr_decay: Positive | None = None
     """Learning rate of each layer relative to the layer above it. Default: by the recipe (hf: 1)."""
-    head_lr_scale: Positive | None = None
-    """Learning rate of the head relative to the top layer. Default: by the recipe (hf: 1)."""
+    head_lr_scale: Positive = 1.0
+    """Learning rate of the head relative to the top layer."""
     lr_scheduler_type: Annotated[str, SCHEDULE_OPTIONS] = "linear"
     """Learning rate schedule."""
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -193,8 +193,8 @@ class Options:
     """Number of warmup steps; below 1: share of all steps. Default: by the recipe (hf: 0)."""
     optim: Annotated[str, OPTIMIZERS] = "adamw_torch_fused"
     """Optimizer."""
-    weight_decay: NotNegative | None = None
-    """AdamW weight decay, not applied to biases and normalization layers. Default: by the recipe (hf: 0)."""
+    weight_decay: NotNegative = 0.0
+    """AdamW weight decay, not applied to biases and normalization layers."""
     adam_beta1: Share = 0.9
     """AdamW beta1."""
     adam_beta2: Share = 0.999
@@ -290,9 +290,7 @@ class Recipe:
     per_device_train_batch_size: int = 8
     learning_rate: float = 5e-5
     layerwise_lr_decay: float = 1.0
-    head_lr_scale: float = 1.0
     warmup_steps: int | float = 0
-    weight_decay: float = 0.0
     pair_start: int = 0
 
 

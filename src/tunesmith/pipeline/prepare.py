@@ -153,9 +153,9 @@ def make_state(run: LoadedRun, speedups: Speedups) -> TrainState:
     optimizer = make_optimizer(
         model,
         learning_rate=config.decided.learning_rate,
-        weight_decay=config.decided.weight_decay,
+        weight_decay=config.weight_decay,
         layerwise_lr_decay=config.decided.layerwise_lr_decay,
-        head_lr_scale=config.decided.head_lr_scale,
+        head_lr_scale=config.head_lr_scale,
         betas=(config.adam_beta1, config.adam_beta2),
         epsilon=config.adam_epsilon,
         optim=config.optim,

@@ -294,8 +294,6 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
     yield Decision(
         "layerwise_lr_decay", 0.9, f"the lower of {facts.layers} layers are general and need smaller updates"
     )
-    yield Decision("head_lr_scale", 1.0, "a higher rate for the head did not help in our experiments")
-    yield Decision("weight_decay", 0.0, "weight decay did not help in our experiments")
     yield from _metric(facts)
     if facts.judged is not None and facts.judged < FEW_JUDGED and config.early_stopping_patience is None:
         why = f"{facts.judged} validation rows are too few to select the best weights"
