@@ -652,7 +652,7 @@ def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
 def _check_gold(config: RunConfig) -> Iterator[Problem]:
     if config.gold_file is None:
         return
-    for name in ("validation_file", "folds", "fold"):
+    for name in ("validation_file", "folds", "fold", "label_confidence_column_name"):
         if getattr(config, name) is not None:
             yield "gold_file", f"cannot be used together with {name}", "Set one of them"
     if config.recipe == "best":

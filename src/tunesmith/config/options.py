@@ -101,6 +101,8 @@ class Options:
     """Text column, two columns for text pairs, or more (also numbers) to render into one text. Default: detected."""
     label_column_name: str | None = None
     """Label column, several 0/1 columns, or one probability column per class, separated by commas. Default: detected."""
+    label_confidence_column_name: str | None = None
+    """Column with the probability that the label is right. The rest is spread evenly over the other classes."""
     label_separator: str | None = None
     """Separator of labels in a cell: a character, comma, semicolon, pipe, slash, json (list) or none. Default: detected."""
     positive_label: str | None = None

@@ -322,7 +322,7 @@ def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None
         task = Task.BINARY if len(listed) == 2 else Task.MULTICLASS
         why_task = f"Task: {task.value}, because {len(listed)} label{'s' * (len(listed) != 1)} are listed."
     notes = dict.fromkeys(source.note for source in sources.values() if source.note is not None)
-    used = {*text, label, *train.label_parts(label)}
+    used = {*text, label, *train.label_parts(label), config.label_confidence_column_name}
     unused = [name for name in train.column_names if name not in used]
     why_unused = (f"Not used: {first_few(list(map(repr, unused)), 8)}.",) if unused else ()
     why = (*notes, why_text, why_label, why_task, *why_unused)

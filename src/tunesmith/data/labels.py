@@ -429,6 +429,25 @@ def _read_numbers(source: Source, column: str) -> np.ndarray[Any, Any]:
     return np.concatenate(parts)
 
 
+def add_confidence(source: Source, encoded: Dataset, name: str, labels: LabelMap) -> Dataset:
+    """Return the encoded training rows with soft targets: the confidence on the label, the rest spread over the other classes."""
+    if name not in source.column_names:
+        raise source.no_column(name, "--label_confidence_column_name")
+    if labels.task not in (Task.BINARY, Task.MULTICLASS) or TARGETS in encoded.column_names:
+        fix = "Omit it."
+        raise ConfigError("--label_confidence_column_name needs a single label column with one class per row", fix=fix)
+    confidence = _read_numbers(source, name)
+    bad = (confidence < 0) | (confidence > 1)
+    if bad.any():
+        row = int(bad.argmax())
+        fix = "Write a number from 0 to 1; divide percentages by 100."
+        raise DataError(f"{confidence[row]:g} is not a probability", where=source.where(row, name), fix=fix)
+    rest = (1 - confidence) / (len(labels) - 1)
+    targets = np.repeat(rest[:, None], len(labels), axis=1)
+    targets[np.arange(len(targets)), np.asarray(encoded.with_format("numpy")[ENCODED][:])] = confidence
+    return add_column(encoded, TARGETS, _as_arrow(targets))
+
+
 def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
     """Return notes: which class F1 refers to, and splits without any example of a class."""
     if labels.task not in (Task.BINARY, Task.MULTICLASS):

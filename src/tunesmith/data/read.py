@@ -22,6 +22,7 @@ from tunesmith.data.columns import infer_columns, require_text
 from tunesmith.data.labels import (
     NUMBER,
     LabelRules,
+    add_confidence,
     class_names,
     correct_labels,
     encode_labels,
@@ -123,6 +124,10 @@ def load_data(
         names, head_names, config.positive_label, config.label_separator, merge_variants=config.merge_label_variants
     )
     labels, encoded = encode_labels(good, columns, rules, notes)
+    confidence = config.label_confidence_column_name
+    if confidence is not None:
+        encoded["train"] = add_confidence(good["train"], encoded["train"], confidence, labels)
+        notes.append(f"Soft labels: {confidence!r} is the probability of the label. Metrics use the label.")
     if config.labels_file is not None and TARGETS in encoded["train"].column_names:
         raise ConfigError("--labels_file corrects certain labels, not probabilities", fix="Correct the training data.")
     parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}

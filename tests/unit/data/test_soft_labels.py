@@ -1,4 +1,4 @@
-"""Labels with probabilities: one column per class."""
+"""Labels with probabilities: one column per class, or a label with a confidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from data_loading import load_data
 from tiny_model import sentences, write_csv
 from tunesmith.data.read import DataBundle
-from tunesmith.errors import DataError
+from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import Task
 
 Rows = list[dict[str, Any]]
@@ -23,6 +23,12 @@ def soft(count: int = 30) -> Rows:
     names = COLUMNS.split(",")
     return [
         {"text": text, **dict(zip(names, chances[i % 3], strict=True))} for i, (text, _) in enumerate(sentences(count))
+    ]
+
+
+def sure(count: int = 30) -> Rows:
+    return [
+        {"text": text, "label": "abc"[i % 3], "sure": 0.4 + i % 3 / 10} for i, (text, _) in enumerate(sentences(count))
     ]
 
 
@@ -114,3 +120,25 @@ def test_sum_within_the_tolerance_is_scaled_to_one(tmp_path: Path) -> None:
     targets = load(tmp_path, rows).parts["train"].targets()
     assert targets is not None
     assert targets.sum(1) == pytest.approx(np.ones(30), abs=1e-6)
+
+
+def test_confidence_is_put_on_the_label_and_the_rest_spread(tmp_path: Path) -> None:
+    bundle = load(tmp_path, sure(), label_column_name="label", label_confidence_column_name="sure")
+    targets = bundle.parts["train"].targets()
+    assert targets is not None
+    assert targets[:3] == pytest.approx(np.array([[0.4, 0.3, 0.3], [0.25, 0.5, 0.25], [0.2, 0.2, 0.6]]))
+    assert not any("Not used" in note for note in bundle.notes)
+
+
+def test_invalid_confidence_is_refused_with_row_and_column(tmp_path: Path) -> None:
+    rows = sure()
+    rows[5]["sure"] = 95
+    with pytest.raises(DataError, match=r"train.csv:7:sure: 95 is not a probability. .*divide percentages by 100"):
+        load(tmp_path, rows, label_column_name="label", label_confidence_column_name="sure")
+    with pytest.raises(DataError, match=r"no column 'shure'.*--label_confidence_column_name"):
+        load(tmp_path, rows, label_column_name="label", label_confidence_column_name="shure")
+
+
+def test_confidence_of_probability_columns_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a single label column"):
+        load(tmp_path, [{**row, "sure": 1} for row in soft()], label_confidence_column_name="sure")
