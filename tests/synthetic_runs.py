@@ -270,7 +270,6 @@ def make_split_folder(path: Any, *, kind: str, rows: int = 300, seed: int = 0) -
             "advice": advice,
         },
         {"code": "split_leak", "severity": "error", "evidence": "149 test rows are in train.", "advice": []},
-        {"code": "majority_baseline", "severity": "info", "evidence": "Constant baseline: 60.0%.", "advice": []},
     ]
     counts = {name: 300 // (k + 1) for k, name in enumerate(names)}
     summary = {

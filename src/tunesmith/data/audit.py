@@ -111,8 +111,6 @@ def check_labels(ids: Mapping[str, Ints], labels: LabelMap, *, names_given: bool
     if labels.task is Task.MULTILABEL:
         return findings
     top = int(counts.argmax())
-    for split in [name for name in ids if name != "train"] or ["train"]:
-        findings += _majority(split, count_labels_of(ids[split], labels), top, labels)
     share = float(counts[top] / max(counts.sum(), 1))
     if share >= IMBALANCE_SHARE:
         evidence = f"{share:.1%} of train rows have the label {labels.names[top]!r}."
@@ -136,18 +134,6 @@ def _rare(counts: Ints, labels: LabelMap) -> list[Finding]:
     evidence = f"Labels with fewer than {RARE_ROWS} train rows: {shown}."
     advice = ("Add rows, merge labels, or correct the label if it is a typing error.",)
     return [Finding("rare_labels", "warning", evidence, advice, numbers={"labels": dict(rare)})]
-
-
-def _majority(split: str, counts: Ints, top: int, labels: LabelMap) -> list[Finding]:
-    total = int(counts.sum())
-    if not total:
-        return []
-    accuracy = float(counts[top] / total)
-    name = labels.names[top]
-    evidence = f"Constant baseline: {name!r} is the label of {accuracy:.1%} of the {total:,} labeled {split} rows."
-    advice = ("A useful model is above that accuracy.",)
-    numbers = {"split": split, "label": name, "accuracy": accuracy, "rows": total}
-    return [Finding("majority_baseline", "info", evidence, advice, numbers=numbers)]
 
 
 def find_label_variants(counts: Mapping[str, int]) -> list[Finding]:

@@ -111,8 +111,11 @@ def check_growth(unpacked: int, size: int, origin: str, most: int = sys.maxsize)
         raise DataError(problem, where=origin, fix="If you trust the file, write its rows as JSON lines or CSV.")
 
 
+REPORT_BYTES = 1 << 20
+
+
 class InputBytes(io.RawIOBase):
-    """The bytes of a file; gzip is unpacked within limits. `on_progress(bytes_done, bytes_total)` is called for every read."""
+    """The bytes of a file; gzip is unpacked within limits. `on_progress(bytes_done, bytes_total)` is called for every MB."""
 
     def __init__(self, path: Path, origin: str, *, gzipped: bool, on_progress: OnProgress | None = None) -> None:
         self.origin = origin
@@ -122,6 +125,7 @@ class InputBytes(io.RawIOBase):
         self._gzipped = gzipped
         self._at = 0
         self._on_progress = on_progress
+        self._report_at = REPORT_BYTES
 
     def close(self) -> None:
         """Close the file."""
@@ -154,8 +158,10 @@ class InputBytes(io.RawIOBase):
         self._at += count
         if self._gzipped:
             check_growth(self._at, self._file.tell(), self.origin)
-        if self._on_progress is not None:
-            self._on_progress(self._file.tell(), self._size)
+        done = self._file.tell()
+        if self._on_progress is not None and (count == 0 or done >= self._report_at):
+            self._report_at = done + REPORT_BYTES
+            self._on_progress(done, self._size)
         return count
 
 
