@@ -12,9 +12,9 @@ from tunesmith.cli.predict import (
     load_predictor,
     predict_on_console,
     read_model_facts,
-    reading_options,
     text_columns,
 )
+from tunesmith.config.options import Reading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +44,13 @@ def run(args: argparse.Namespace) -> int:
     facts = read_model_facts(args)
     text = text_columns(args, facts, args.test_file)
     columns = Columns(text, args.label_column_name or facts.label_column or "label", facts.labels.task)
-    options = reading_options(args) | {"merge_label_variants": args.merge_label_variants}
-    dataset = read_labeled(Path(args.test_file), columns=columns, labels=facts.labels, **options)
+    dataset = read_labeled(
+        Path(args.test_file),
+        columns=columns,
+        labels=facts.labels,
+        reading=Reading.of(args),
+        merge_label_variants=args.merge_label_variants,
+    )
     names = args.metric_name.split(",") if args.metric_name else facts.metrics
     glue = None if names else facts.glue_task
     labels = facts.labels

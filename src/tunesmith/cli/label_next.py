@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.cli.parser import add_flags
+from tunesmith.config.load import load_config
+from tunesmith.config.options import Reading
 from tunesmith.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,8 +54,7 @@ def run_next(args: argparse.Namespace) -> int:
         raise ConfigError("--output_tool requires --output with a name that ends in .json")
     quiet_libraries()
     console = Console()
-    names = ("encoding", "delimiter", "quoting", "sheet_name", "allow_empty_text")
-    reading = {name: args.given[name] for name in names if args.given.get(name) is not None}
+    reading = Reading.of(load_config(args.config, args.given, need_data=False))
     try:
         found = label_next(args.files[0], args.unlabeled, args.next or 50, reading, console.observer())
     finally:

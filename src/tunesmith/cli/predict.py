@@ -15,6 +15,7 @@ from typing import Any
 
 from tunesmith.cli.main import raise_on_sigterm
 from tunesmith.cli.parser import MODEL, add_flags
+from tunesmith.config.options import Reading
 
 FEW_TEXTS = 64
 """Up to this many texts on the command line are predicted on the CPU, unless --bf16 is set."""
@@ -138,28 +139,23 @@ def _read_columns(facts: Any, args: argparse.Namespace, console: Any) -> tuple[d
     """Return all columns of the input and the names of the text columns."""
     from tunesmith.inference.model_folder import is_graph_folder
 
-    options = reading_options(args)
+    reading = Reading.of(args)
     if is_graph_folder(Path(args.run)):  # an exported model: only the packages that it needs
         from tunesmith.inference.bulk import read_whole
 
         text = chosen_names(args, facts) or ("text",)
-        return read_whole(args.input, plain_options(options)), tuple(text)
+        return read_whole(args.input, reading), tuple(text)
     from tunesmith.data.read import read_unlabeled
     from tunesmith.data.rows import input_columns
     from tunesmith.data.text_files import read_stdin
 
     source: Any = Path(args.input)
     if args.input == "-":
-        source = read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")})
+        source = read_stdin(reading)
     text = text_columns(args, facts, source)
-    found = read_unlabeled(source, text=text, on_progress=partial(console.progress, "reading"), **options)
+    found = read_unlabeled(source, text=text, reading=reading, on_progress=partial(console.progress, "reading"))
     added = set(input_columns(text)) - set(text)
     return {name: found.dataset[name][:] for name in found.column_names if name not in added}, text
-
-
-def plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the reader for csv, tsv, JSON Lines and Parquet."""
-    return {name: options[name] for name in ("encoding", "delimiter", "quoting")}
 
 
 def is_bulk(args: argparse.Namespace) -> bool:
@@ -185,9 +181,8 @@ def predict_many(facts: Any, args: argparse.Namespace) -> int:
     text = chosen_names(args, facts)
     if not text:
         raise ConfigError("the text columns of this model are not known", fix="Set --text_column_names.")
-    options = plain_options(reading_options(args))
     output = Path(args.output)
-    job = BulkJob(find_inputs(args.input), output, tuple(text), args.top_k, options, args.allow_empty_text, args.bf16)
+    job = BulkJob(find_inputs(args.input), output, tuple(text), args.top_k, Reading.of(args), args.bf16)
     if is_resumable(output):
         print(f"{output}: resuming; finished parts are kept", file=sys.stderr)
     done = 0
@@ -217,17 +212,6 @@ READING = {
     "--bf16": "Compute in bfloat16.",
 }
 """Flags for reading a file and running the model."""
-
-
-def reading_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return keyword arguments for the reader."""
-    return {
-        "encoding": args.encoding,
-        "delimiter": args.delimiter,
-        "quoting": args.quoting,
-        "allow_empty_text": args.allow_empty_text,
-        **({"sheet_name": args.sheet_name} if args.sheet_name is not None else {}),
-    }
 
 
 def read_model_facts(args: argparse.Namespace) -> Any:
@@ -266,7 +250,7 @@ def _calibrate(predictor: Any, args: argparse.Namespace) -> Any:
     facts = predictor.facts
     text = text_columns(args, facts, args.calibration_file)
     columns = Columns(text, args.label_column_name or facts.label_column or "label", facts.labels.task)
-    dataset = read_labeled(Path(args.calibration_file), columns=columns, labels=facts.labels, **reading_options(args))
+    dataset = read_labeled(Path(args.calibration_file), columns=columns, labels=facts.labels, reading=Reading.of(args))
     texts = [list(dataset[name]) for name in input_columns(text)]
     return predictor.with_calibration(texts, np.asarray(dataset["labels"]))
 
@@ -296,8 +280,7 @@ def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, 
     names = chosen_names(args, facts)
     if names:
         return names
-    options = {k: v for k, v in reading_options(args).items() if k != "allow_empty_text"}
-    return infer_columns({"train": read_source(file, name="train", **options)}).text
+    return infer_columns({"train": read_source(file, name="train", reading=Reading.of(args))}).text
 
 
 def predict_on_console(predictor: Any, texts: list[list[str]], console: Any, *, max_rows: int | None, what: str) -> Any:

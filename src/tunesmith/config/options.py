@@ -359,6 +359,27 @@ class RunConfig(Options):
         return Path(self.output_dir) if self.output_dir is not None else Path("runs") / self.name
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How files are read: options of `train` and `predict` under the same names."""
+
+    encoding: str | None = None
+    delimiter: str | None = None
+    quoting: str | None = None
+    sheet_name: str | None = None
+    allow_empty_text: bool = False
+    skip_bad_rows: bool | None = None
+    """Keep ragged rows, empty and with the reason; None if the user has no such option."""
+
+    @classmethod
+    def of(cls, options: Any) -> Reading:
+        """Return the options of a config or of parsed arguments."""
+        return cls(**{f.name: getattr(options, f.name) for f in fields(cls) if hasattr(options, f.name)})
+
+
+READ_AS_USUAL = Reading()
+
+
 def _spell_metric(name: str) -> str:
     """Return the canonical name of a metric; an unknown name is returned unchanged."""
     from tunesmith.metrics.table import canonical_name, metric_names

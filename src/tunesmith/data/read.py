@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from tunesmith.config.options import RunConfig
+from tunesmith.config.options import READ_AS_USUAL, Reading, RunConfig
 from tunesmith.data.columns import infer_columns, require_text
 from tunesmith.data.labels import (
     NUMBER,
@@ -110,8 +110,7 @@ def load_data(
 
     `data`: rows in memory by split, used instead of the files of the config. `head_names`: labels of the model's head, in order.
     """
-    options = ("encoding", "delimiter", "quoting", "sheet_name", "skip_bad_rows")
-    read = partial(read_source, on_progress=on_progress, **{name: getattr(config, name) for name in options})
+    read = partial(read_source, on_progress=on_progress, reading=Reading.of(config))
     given = {split: getattr(config, f"{split}_file") for split in ("train", "validation", "test", "gold")}
     given |= {split: rows for split, rows in (data or {}).items() if rows is not None}
     sources, notes = gather_sources(given, config, read)
@@ -329,19 +328,19 @@ def read_unlabeled(
     *,
     text: Sequence[str],
     name: str = "input",
-    allow_empty_text: bool = False,
-    **reading: Any,
+    reading: Reading = READ_AS_USUAL,
+    on_progress: OnProgress | None = None,
 ) -> Source:
     """Read rows to predict, with all their columns (`Source.column_names`); `text` must be there and filled in.
 
     Three or more text columns are rendered into one more column, `input_columns(text)`.
     """
-    rows = read_source(source, name=name, **reading)
-    if not allow_empty_text:
+    rows = read_source(source, name=name, reading=reading, on_progress=on_progress)
+    if not reading.allow_empty_text:
         rows = _without_empty_end(rows, [])
     require_text(rows, text)
     rows = render_source(rows, text)
-    found, _ = _text_reasons(rows, input_columns(text), allow_empty_text=allow_empty_text)
+    found, _ = _text_reasons(rows, input_columns(text), allow_empty_text=reading.allow_empty_text)
     if found:
         _refuse_text(rows, min(found), found[min(found)][0])
     return rows
@@ -352,34 +351,26 @@ def read_labeled(
     *,
     columns: Columns,
     labels: LabelMap,
-    name: str = "test",
-    allow_empty_text: bool = False,
+    reading: Reading = READ_AS_USUAL,
     merge_label_variants: bool = False,
-    **reading: Any,
 ) -> Dataset:
     """Read rows to evaluate a trained model on. "labels" are encoded with the model's label names; -1 stays unlabeled."""
-    rows = read_unlabeled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
+    rows = {"test": read_unlabeled(source, text=columns.text, name="test", reading=reading)}
     names = None if labels.task is Task.REGRESSION else labels.names
-    rows = unwrap_single_labels({name: rows}, columns)[name]
     rules = LabelRules(names, merge_variants=merge_label_variants, allow_single=True)
-    return encode_labels({name: rows}, columns, rules, [])[1][name]
+    return encode_labels(unwrap_single_labels(rows, columns), columns, rules, [])[1]["test"]
 
 
 def read_source(
     source: Any,
     *,
     name: str,
-    encoding: str | None = None,
-    delimiter: str | None = None,
-    quoting: str | None = None,
+    reading: Reading = READ_AS_USUAL,
     on_progress: OnProgress | None = None,
-    skip_bad_rows: bool | None = None,
-    sheet_name: str | None = None,
 ) -> Source:
     """Read a file, a `save_to_disk` folder or a table in memory; at least one row.
 
     `on_progress(bytes_done, bytes_total)` is called while a text file is parsed.
-    `skip_bad_rows` keeps ragged rows, empty and with the reason; None if the user has no such option.
     """
     if not isinstance(source, str | Path):
         from tunesmith.data.tables import read_memory
@@ -394,17 +385,17 @@ def read_source(
                 from datasets import Dataset
 
                 version = file_version(path)
-                kind, gzipped = kind_of_file(path, origin, delimiter)
+                kind, gzipped = kind_of_file(path, origin, reading.delimiter)
                 refuse_other_content(path, kind, origin, gzipped=gzipped)
                 if kind in ("parquet", "arrow", "sheet"):
-                    table, note = _read_binary(path, kind, origin, sheet_name)
+                    table, note = _read_binary(path, kind, origin, reading.sheet_name)
                 else:
                     with InputBytes(path, origin, gzipped=gzipped, on_progress=on_progress) as stream:
                         longest = MAX_ARRAY_CHARS if kind == "json" else MAX_RECORD_CHARS
-                        lines = text_lines(stream, origin, encoding=encoding, longest=longest)
+                        lines = text_lines(stream, origin, encoding=reading.encoding, longest=longest)
                         if kind in ("csv", "tsv"):
-                            dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting)
-                            table, note = _read_delimited(lines, origin, dialect, skip_bad_rows)
+                            dialect = choose_dialect(kind, reading)
+                            table, note = _read_delimited(lines, origin, dialect, reading.skip_bad_rows)
                         else:
                             table, note = _read_json(lines, origin, kind)
                 if any(column.endswith(".responses") for column in table.column_names):

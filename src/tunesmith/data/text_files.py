@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.config.load import check_encoding
-from tunesmith.config.options import DELIMITER_WORDS
+from tunesmith.config.options import DELIMITER_WORDS, Reading
 from tunesmith.data.rows import BAD_COLUMN, LINE_COLUMN
 from tunesmith.errors import ConfigError, DataError, ResourceError
 
@@ -314,8 +314,9 @@ class Dialect:
         return out.getvalue() if self.quoting else self.delimiter.join(fields)
 
 
-def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | None) -> Dialect:
+def choose_dialect(kind: str, reading: Reading) -> Dialect:
     """Return the dialect. CSV: comma and RFC 4180 quotes; TSV: tab and no quotes, as in GLUE. Options take precedence."""
+    delimiter, quoting = reading.delimiter, reading.quoting
     if quoting not in (None, "minimal", "none"):
         raise ConfigError(f"--quoting {quoting!r} is not known", fix="Use minimal or none.")
     quoted = kind == "csv" if quoting is None else quoting == "minimal"
@@ -530,27 +531,21 @@ def kind_of_rows(path: Path) -> tuple[str, bool]:
 
 
 def column_blocks(
-    path: Path,
-    *,
-    kind: str,
-    gzipped: bool = False,
-    encoding: str | None = None,
-    delimiter: str | None = None,
-    quoting: str | None = None,
+    path: Path, kind: str, reading: Reading, *, gzipped: bool = False
 ) -> Iterator[Mapping[str, Sequence[Any]]]:
     """Yield the columns of the next rows, in order. A JSON object without a key of its block has None there."""
     origin = str(path)
-    dialect = None if kind == "jsonl" else choose_dialect(kind, delimiter=delimiter, quoting=quoting)
+    dialect = None if kind == "jsonl" else choose_dialect(kind, reading)
     with readable(path, origin), InputBytes(path, origin, gzipped=gzipped) as file:
-        yield from _column_blocks(text_lines(file, origin, encoding=encoding), origin, dialect)
+        yield from _column_blocks(text_lines(file, origin, encoding=reading.encoding), origin, dialect)
 
 
-def read_stdin(*, encoding: str | None, delimiter: str | None, quoting: str | None) -> dict[str, list[Any]]:
+def read_stdin(reading: Reading) -> dict[str, list[Any]]:
     """Return all columns of the csv or JSON lines on stdin; text that starts with a brace is JSON."""
     data = sys.stdin.buffer.read()
-    lines = text_lines(io.BytesIO(data), "stdin", encoding=encoding)
+    lines = text_lines(io.BytesIO(data), "stdin", encoding=reading.encoding)
     is_json = data.lstrip()[:1] == b"{"
-    dialect = None if is_json else choose_dialect("csv", delimiter=delimiter, quoting=quoting)
+    dialect = None if is_json else choose_dialect("csv", reading)
     columns = next(fixed_runs(_column_blocks(lines, "stdin", dialect)), None)
     if columns is None:
         raise DataError("has no rows", where="stdin", fix="It needs a header line and at least one row.")

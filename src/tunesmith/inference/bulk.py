@@ -13,12 +13,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from tunesmith.config.options import READ_AS_USUAL, Reading
 from tunesmith.data.rows import input_columns, render_rows
 from tunesmith.data.text_files import column_blocks, fixed_runs, kind_of_rows, read_stdin
 from tunesmith.errors import CheckpointError, DataError, ResourceError
@@ -74,8 +75,7 @@ class BulkJob:
     output: Path
     text: tuple[str, ...]
     top_k: int | None
-    reading: dict[str, Any]
-    allow_empty_text: bool = False
+    reading: Reading = READ_AS_USUAL
     bf16: bool = False
 
 
@@ -92,7 +92,7 @@ def run_job(job: BulkJob, predictor: Predictor, on_rows: Callable[[int], None] =
             remove_tree(leftover)
         rows = 0
         for file in job.inputs:
-            for part, load in parts_of(file, **job.reading):
+            for part, load in parts_of(file, job.reading):
                 name = f"{part}.{file.kind}"
                 output = job.output / name
                 if output.is_file() and finished.get(name) == hash_file(output):
@@ -142,7 +142,7 @@ def _describe_job(job: BulkJob, predictor: Predictor) -> dict[str, Any]:
         "inputs": [[os.path.realpath(file.path), known_hash(file.path)] for file in job.inputs],
         "text_columns": job.text,
         "top_k": job.top_k,
-        "reading": job.reading,
+        "reading": asdict(job.reading),
         "bf16": job.bf16,
         "part_rows": PART_ROWS,
         "thresholds": None if abstention is None else [f"{value:.7g}" for value in abstention.thresholds],
@@ -184,12 +184,12 @@ def find_inputs(pattern: str) -> list[InputFile]:
     return inputs
 
 
-def parts_of(file: InputFile, **reading: Any) -> Iterator[Part]:
+def parts_of(file: InputFile, reading: Reading = READ_AS_USUAL) -> Iterator[Part]:
     """Split a file into parts, in order. The split only depends on the file."""
     if file.kind == "parquet":
         yield from _row_groups(file)
         return
-    blocks = column_blocks(file.path, kind=file.kind, gzipped=file.gzipped, **reading)
+    blocks = column_blocks(file.path, file.kind, reading, gzipped=file.gzipped)
     for number, columns in enumerate(fixed_runs(blocks, PART_ROWS)):
         yield f"{file.name}-{number:05d}", columns.copy
 
@@ -222,7 +222,7 @@ def _row_groups(file: InputFile) -> Iterator[Part]:
 def _predict_part(job: BulkJob, predictor: Predictor, name: str, table: Any) -> tuple[bytes, int]:
     """Return the bytes of the output file and its number of rows."""
     label = partial(
-        label_columns, predictor, text=job.text, top_k=job.top_k, where=name, allow_empty=job.allow_empty_text
+        label_columns, predictor, text=job.text, top_k=job.top_k, where=name, allow_empty=job.reading.allow_empty_text
     )
     out = BytesIO()
     if isinstance(table, dict):
@@ -280,12 +280,12 @@ def _check_texts(texts: list[list[Any]], names: tuple[str, ...], where: str, *, 
                 raise DataError(f"column {name!r} {what}", where=f"{where}, row {row}", fix=fix)
 
 
-def read_whole(given: str, reading: dict[str, Any]) -> dict[str, list[Any]]:
+def read_whole(given: str, reading: Reading) -> dict[str, list[Any]]:
     """Return all columns of one file, or of stdin."""
     if given == "-":
-        return read_stdin(**reading)
+        return read_stdin(reading)
     kind, gzipped = kind_of_rows(Path(given))
-    parts = parts_of(InputFile(Path(given), Path(given).stem, kind, gzipped), **reading)
+    parts = parts_of(InputFile(Path(given), Path(given).stem, kind, gzipped), reading)
     blocks = (load() if kind != "parquet" else load().to_pydict() for _, load in parts)
     columns = next(fixed_runs(blocks), None)
     if columns is None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.config.load import load_config
+from tunesmith.config.options import Reading
 from tunesmith.data.audit import survey_texts
 from tunesmith.data.read import read_unlabeled
 from tunesmith.data.rows import Part, input_columns
@@ -57,9 +58,7 @@ class NextLabels:
     """Empty if there are too few training examples for a learning curve."""
 
 
-def label_next(
-    path: str | Path, unlabeled: str, count: int, reading: dict[str, Any], observer: RunObserver
-) -> NextLabels:
+def label_next(path: str | Path, unlabeled: str, count: int, reading: Reading, observer: RunObserver) -> NextLabels:
     """Return `count` examples of the file to label next. The run must be finished, and its training data still there."""
     run, folder = RunDir(best_trial_of(path)), model_folder_of(path).folder
     if not run.config_file.is_file():
@@ -68,7 +67,7 @@ def label_next(
     labels, text = facts.labels, facts.text_columns
     if labels.task not in (Task.BINARY, Task.MULTICLASS) or text is None:
         raise ConfigError(f"--next requires one class per example; this is a {labels.task.value} model")
-    source = read_unlabeled(Path(unlabeled), text=text, **reading)
+    source = read_unlabeled(Path(unlabeled), text=text, reading=reading)
     rows = source.dataset.num_rows
     if count > rows:
         raise ConfigError(f"--next {count} is more than the {rows} rows of the file", where=unlabeled)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_loading import load_data
+from tunesmith.config.options import Reading
 from tunesmith.data.read import DataBundle
 from tunesmith.data.text_files import column_blocks
 from tunesmith.errors import DataError
@@ -118,7 +119,7 @@ def test_export_in_memory_and_for_prediction_is_read(tmp_path: Path) -> None:
     found = load_data(train_data=rows, validation_split_fraction=0)
     assert (found.columns.text, found.columns.label) == (("text",), "sentiment")
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    [block] = column_blocks(tmp_path / "x.jsonl", kind="jsonl")
+    [block] = column_blocks(tmp_path / "x.jsonl", "jsonl", Reading())
     assert block["text"] == [sentence(i) for i in ROWS]
 
 

@@ -19,6 +19,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tunesmith.config.options import Reading
 from tunesmith.data.json_files import json_table
 from tunesmith.data.read import read_source
 from tunesmith.data.rows import LINE_COLUMN
@@ -29,8 +30,8 @@ LOOKALIKES = ["NA", "null", "None", "007", "1e5", "TRUE", "nan", "", " x ", "-",
 EXAMPLES = int(os.environ.get("TUNESMITH_EXAMPLES", "100"))
 
 
-def read(path: Path, **options: Any) -> list[dict[str, Any]]:
-    source = read_source(path, name="train", **options)
+def read(path: Path, on_progress: Any = None, **options: Any) -> list[dict[str, Any]]:
+    source = read_source(path, name="train", reading=Reading(**options), on_progress=on_progress)
     return list(source.dataset.remove_columns(LINE_COLUMN if source.lines else []).to_list())
 
 
@@ -226,7 +227,7 @@ def lines_in(text: str) -> Iterator[str]:
 
 
 def parse(text: str, kind: str) -> list[list[str]]:
-    dialect = choose_dialect(kind, delimiter=None, quoting=None)
+    dialect = choose_dialect(kind, Reading())
     blocks = delimited_blocks(lines_in(text), origin="x", dialect=dialect)
     return [list(row) for block in blocks for row in zip(*block.columns.values(), strict=True)]
 

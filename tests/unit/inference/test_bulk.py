@@ -152,7 +152,7 @@ def test_bulk_refuses_empty_texts_and_folders_with_other_files(model: Path, tmp_
     file = tmp_path / "x.jsonl"
     file.write_text('{"text": "a film"}\n{"text": " "}\n')
     predictor = Predictor.load(model, use_cpu=True)
-    job = BulkJob(find_inputs(str(file)), tmp_path / "out", ("text",), None, {})
+    job = BulkJob(find_inputs(str(file)), tmp_path / "out", ("text",), None)
     job.output.mkdir()
     with pytest.raises(DataError, match=r"x-00000\.jsonl, row 2: column 'text' is empty"):
         run_job(job, predictor)

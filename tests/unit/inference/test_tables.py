@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from read_predictions import read_predictions, unescape_formula
+from tunesmith.config.options import Reading
 from tunesmith.data.read import read_source
 from tunesmith.errors import ConfigError, DataError, ResourceError
 from tunesmith.inference.tables import (
@@ -56,7 +57,7 @@ def read_by_every_reader(file: Path, cache: Path) -> dict[str, list[list[str]]]:
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.reader(lines, delimiter=comma, strict=True))[1:]
     frame = pd.read_csv(file, sep=comma, dtype=str, keep_default_na=False, encoding="utf-8")
-    mine = read_source(file, name="t", quoting="minimal").dataset
+    mine = read_source(file, name="t", reading=Reading(quoting="minimal")).dataset
     found: dict[str, Any] = {
         "csv": [list(column) for column in zip(*rows, strict=True)],
         "pandas": [frame[name].tolist() for name in frame.columns],
