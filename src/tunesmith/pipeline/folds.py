@@ -2,8 +2,8 @@
 
 The subfolders are `fold-1`, `fold-2`, ...; `seed-42`, ...; or `fold-1-seed-42`, ... The same command resumes after a crash: a
 finished run of the same config, data and model is kept, and a run that was stopped is resumed. `repeats.json` contains the
-pooled scores of all held-out examples, and the spread over seeds. With `--move_thresholds`, the thresholds for an example are
-fitted to held-out examples of other folds.
+pooled scores of all held-out examples, and the spread over seeds; `repeats.yaml` the options. With `--move_thresholds`, the
+thresholds for an example are fitted to held-out examples of other folds.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tunesmith.config.options import RunConfig
+from tunesmith.config.options import RunConfig, dump_config
 from tunesmith.data.rows import read_prediction_columns
 from tunesmith.errors import CheckpointError
+from tunesmith.events import Event, RunStarted
 from tunesmith.files import write_file
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.table import Score, make_suite
-from tunesmith.pipeline.prepare import require_same_run
+from tunesmith.pipeline.prepare import require_same_options, require_same_run
 from tunesmith.pipeline.results import draw_and_explain
 from tunesmith.pipeline.train import Log, RunObserver, finetune
 from tunesmith.report.predictions import PredictedRows, labeled_splits
 from tunesmith.runs.folder import RunDir, end_of, read_summary
 
-SUMMARY = "repeats.json"
+SUMMARY, OPTIONS = "repeats.json", "repeats.yaml"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Repeated:
 def run_repeats(config: RunConfig, observer: RunObserver) -> Repeated:
     """Train the runs that are not finished, pool the predictions and write the summary."""
     folder = config.run_folder
+    require_same_options(config, folder / OPTIONS)
+    observer = replace(observer, listeners=[*observer.listeners, partial(_store_options, config)])
     runs: list[tuple[int, Path]] = []
     for one in each_run(config):
         run = RunDir(one.run_folder)
@@ -71,6 +75,11 @@ def run_repeats(config: RunConfig, observer: RunObserver) -> Repeated:
     found = Repeated(folder, tuple(path for _, path in runs), pooled)
     write_file(folder / SUMMARY, json.dumps(_to_json(found), indent=1).encode())
     return found
+
+
+def _store_options(config: RunConfig, event: Event) -> None:
+    if isinstance(event, RunStarted):
+        write_file(config.run_folder / OPTIONS, dump_config(config).encode())
 
 
 def each_run(config: RunConfig) -> Iterator[RunConfig]:

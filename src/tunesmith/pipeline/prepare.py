@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tunesmith.config.load import REMOVED_DEFAULTS
+from tunesmith.config.load import REMOVED_DEFAULTS, load_config
 from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.data.batches import Batches, Padding, Sampling, TokenRows
 from tunesmith.data.read import DataBundle
@@ -325,6 +325,19 @@ def _content(data: RunData) -> dict[str, Any]:
 def _identity(options: dict[str, Any], bundle: DataBundle, versions: Mapping[str, str | None]) -> Identity:
     run_id = hashlib.sha256(json.dumps([options, bundle.fingerprint], sort_keys=True).encode()).hexdigest()[:16]
     return Identity(run_id, bundle.fingerprint, options, bundle.labels.to_json(), dict(versions))
+
+
+def require_same_options(config: RunConfig, file: Path) -> None:
+    """Raise a CheckpointError that lists the options that differ from those in `file`, if it exists: the start of these runs."""
+    known = to_dict(load_config(file, need_data=False)) if file.is_file() else {}
+    given, free = to_dict(config), INERT | {"seeds"}
+    changed = [name for name, value in known.items() if given[name] != value and name not in free]
+    if changed:
+        raise CheckpointError(
+            f"contains runs with a different {', '.join(changed)}",
+            where=str(config.run_folder),
+            fix="Use the same options, or another --output_dir.",
+        )
 
 
 def require_same_run(config: RunConfig, run: RunDir) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from tunesmith.config.load import load_config, read_duration
-from tunesmith.config.options import RunConfig, dump_config, to_dict
+from tunesmith.config.options import RunConfig, dump_config
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError
 from tunesmith.events import Event, RunEnded, SafePoint, StepDone
 from tunesmith.files import hash_file, make_folder, write_file
@@ -44,7 +44,8 @@ from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.table import Array, Score, greater_is_better, make_suite
 from tunesmith.models.families import last_linear
 from tunesmith.pipeline.folds import held_out_rows
-from tunesmith.pipeline.inputs import NOT_COMPARED, RunData, choose_folder, read_run_data, require_usable
+from tunesmith.pipeline.inputs import RunData, choose_folder, read_run_data, require_usable
+from tunesmith.pipeline.prepare import require_same_options
 from tunesmith.pipeline.recipe import NAMES, epochs_for
 from tunesmith.pipeline.results import RunResult
 from tunesmith.pipeline.train import RunEnding, RunObserver, finetune
@@ -109,7 +110,8 @@ def run_best(config: RunConfig, observer: RunObserver) -> BestRun:
     options = run.path / BEST_OPTIONS
     make_folder(run.path)
     with RunLock(options.with_name(".lock")):
-        _require_same_options(config, options)
+        require_same_options(config, options)
+        write_file(options, dump_config(config).encode())
         search.open_record(Clock(options.with_name("clock.json"), budget - (time.monotonic() - began)))
         try:
             with suppress(TimeUp):
@@ -118,22 +120,6 @@ def run_best(config: RunConfig, observer: RunObserver) -> BestRun:
             return search.train_final(run, choice)
         finally:
             search.clock.save()
-
-
-def _require_same_options(config: RunConfig, file: Path) -> None:
-    """Store the options of the first start; only the budget may change afterwards."""
-    if not file.is_file():
-        write_file(file, dump_config(config).encode())
-        return
-    known, given = to_dict(load_config(file, need_data=False)), to_dict(config)
-    free = {*NOT_COMPARED, "time_budget"}
-    changed = [name for name, value in given.items() if known[name] != value and name not in free]
-    if changed:
-        raise CheckpointError(
-            f"contains an unfinished run with a different {', '.join(changed)}",
-            where=str(file.parent.parent),
-            fix="Use the same options, or another --output_dir.",
-        )
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,15 @@ def test_finished_fold_of_changed_config_is_refused(config: Any, change: str) ->
         run_repeats(alter(config), RunObserver())
 
 
+def test_option_that_is_no_longer_set_is_refused(config: Any) -> None:
+    set_ = replace(config, learning_rate=1e-3)
+    run_repeats(set_, RunObserver())
+    shutil.rmtree(Path(config.output_dir) / "fold-3")
+    with pytest.raises(CheckpointError, match="contains runs with a different learning_rate"):
+        run_repeats(config, RunObserver())
+    assert run_repeats(set_, RunObserver()).pooled[42]["accuracy"].n == 45
+
+
 @pytest.mark.parametrize("damage", ["missing", "modified"])
 def test_damaged_predictions_of_a_fold_are_refused(config: Any, damage: str) -> None:
     run_repeats(config, RunObserver())
