@@ -354,7 +354,8 @@ def require_same_run(config: RunConfig, run: RunDir) -> None:
     tokenizer = _tokenizer_content(load_run_tokenizer(config, data.folder), length)
     given = {**to_dict(config), "eval_steps": config.evaluation_steps}
     given = {name: value for name, value in given.items() if name not in INERT and value not in (None, "auto")}
-    options = {**stored.get("config", {}), **given, **_content(data), **tokenizer}
+    options = {name: value for name, value in stored.get("config", {}).items() if not name.endswith(" data")}
+    options |= {**given, **_content(data), **tokenizer}
     changed, _ = differences(with_identity, _identity(options, data.bundle, stored.get("versions", {})))
     if changed:
         raise CheckpointError(

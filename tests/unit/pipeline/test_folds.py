@@ -72,9 +72,15 @@ def no_lowercase(config: Any) -> RunConfig:
     return replace(config, model_name_or_path=str(folder))
 
 
+def add_test_file(config: Any) -> RunConfig:
+    file = Path(config.output_dir).parent / "test.csv"
+    return replace(config, test_file=str(write_csv(file, mood(10))))
+
+
 CHANGES: dict[str, tuple[Callable[[Any], RunConfig], str]] = {
     "number of folds": (lambda c: replace(c, folds=4), "folds was 3 and is 4"),
     "training file": (reword, "the training data changed"),
+    "test file": (add_test_file, "the test data changed"),
     "tokenizer": (no_lowercase, "tokenizer.json changed"),
 }
 
