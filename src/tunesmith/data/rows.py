@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
@@ -319,8 +319,6 @@ LINE = "\n"
 """Ends a column in a rendered text; line breaks in cells become spaces."""
 FEWEST_ROWS = 10
 """With fewer rows, a column can match the labels by chance."""
-FIRST_ROWS = 1_000
-"""All rows of a column are compared with the labels only if these match."""
 
 
 def input_columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -381,24 +379,31 @@ def render_source(source: Source, names: Sequence[str]) -> Source:
 
 
 def refuse_label_copies(part: Part, columns: Columns, labels: LabelMap) -> None:
-    """Refuse one of several columns if it equals the labels or renames them: the model would read the answer."""
-    names = columns.named
-    ids = part.labels().to_pylist()
-    if len(ids) < FEWEST_ROWS or len(names) == 1 or len(set(ids)) == 1:
+    """Refuse one of several text columns that equals the labels or renames them: the model would read the answer."""
+    if len(part) < FEWEST_ROWS or len(columns.named) == 1:
         return
-    targets = [cell_text(value) for value in ids] if len(labels) == 1 else list(map(str, ids))
-    cells = part.source.dataset.select_columns(list(names)).with_format(None)
-    for name in names:
-        if all(_is_copy(cells[:count][name], targets[:count], len(labels)) for count in (FIRST_ROWS, len(targets))):
-            problem = f"column {name!r} duplicates the label in all {len(targets):,} rows"
-            fix = f"Omit it: --text_column_names {','.join(other for other in names if other != name)}"
+    ids = part.labels().to_pylist()
+    for name in columns.named:
+        cells = part.source.dataset.with_format(None)[name]
+        if _equal_numbers(cells, ids) if len(labels) == 1 else _renamed(map(cell_text, cells), map(str, ids)):
+            rest = ",".join(other for other in columns.named if other != name)
+            problem = f"column {name!r} duplicates the label in all {len(part):,} rows"
+            fix = f"Omit it: --text_column_names {rest}"
             raise DataError(problem, where=part.source.where(0, name), fix=fix)
 
 
-def _is_copy(values: Sequence[Any], targets: Sequence[str], classes: int) -> bool:
-    cells = list(map(cell_text, values))
-    pairs = set(zip(cells, targets, strict=True))
-    return cells == targets or (classes > 1 and len(pairs) == len(set(cells)) == len(set(targets)))
+def _equal_numbers(cells: Iterable[Any], targets: Sequence[float]) -> bool:
+    try:
+        return all(np.float32(cell_text(cell)) == target for cell, target in zip(cells, targets, strict=True))
+    except ValueError:
+        return False
+
+
+def _renamed(cells: Iterable[str], targets: Iterable[str]) -> bool:
+    """Return whether each label has one cell, and each cell one label."""
+    cell_of: dict[str, str] = {}
+    same = all(cell == cell_of.setdefault(label, cell) for cell, label in zip(cells, targets, strict=True))
+    return same and len(set(cell_of.values())) == len(cell_of) > 1
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from tunesmith.data.read import DataBundle, read_source
 from tunesmith.data.rows import Columns, Part, draw_fold, draw_split
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import LabelMap, Task
-from tunesmith.sklearn import TextClassifier
+from tunesmith.sklearn import TextClassifier, TextRegressor
 
 Rows = list[dict[str, Any]]
 
@@ -336,6 +336,23 @@ def test_estimator_refuses_a_column_that_equals_the_target() -> None:
     frame = pd.DataFrame({"review": [f"text {i}" for i in range(40)], "label": ["a", "b"] * 20})
     with pytest.raises(DataError, match="the text column 'label' equals the labels"):
         TextClassifier().fit(frame, frame["label"])
+
+
+COPIES: dict[str, tuple[Any, list[str]]] = {
+    "other case": (["a", "b"] * 20, ["A", "B"] * 20),
+    "ids": ([0, 1] * 20, ["no", "yes"] * 20),
+    "lists": ([["a"], ["a", "b"]] * 20, ["a", "a;b"] * 20),
+    "numbers": ([k + 0.1 for k in range(40)], [f"{k}.10" for k in range(40)]),
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_text_column_that_renames_the_target_is_refused(kind: str) -> None:
+    target, copy = COPIES[kind]
+    frame = pd.DataFrame({"review": [f"text {i}" for i in range(40)], "copy": copy})
+    model = TextRegressor() if kind == "numbers" else TextClassifier()
+    with pytest.raises(DataError, match="'text_2' duplicates the label in all 40 rows"):
+        model.fit(frame, target)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
