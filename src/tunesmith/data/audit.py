@@ -162,7 +162,7 @@ FEWEST_ROWS = 40
 FOLDS = 5
 LARGE_SHARE, COLUMN_SHARE = 0.5, 0.8
 """Features and columns that remove at least this share of the constant baseline's errors are reported."""
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"\w+|[^\w\s]+")
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -226,14 +226,17 @@ MOST_MARKED = 100
 
 
 def _markers(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]) -> list[Finding]:
-    """Find words such as [POS] that nearly all rows of a class have and hardly any other row, for all classes except one."""
+    """Find words and signs such as POS and + that nearly all rows of a class have, anywhere or as the first or last one, and
+    hardly any other row, for all classes except one."""
     if labels.task is Task.REGRESSION or len(labels) > MOST_MARKED:
         return []
     counts: dict[int, Counter[str]] = {}
-    joined = [" ".join(str(sample.columns[name][row])[:2_000] for name in text) for row in range(len(ids))]
-    for label, words in zip(ids.tolist(), joined, strict=True):
-        if label >= 0:
-            counts.setdefault(label, Counter()).update(set(_WORD.findall(words)))
+    cells = zip(*(map(str, sample.columns[name]) for name in text), strict=True)
+    for label, row in zip(ids.tolist(), cells, strict=True):
+        words = _WORD.findall(" ".join(f"{cell[:2_000]} {cell[2_000:][-100:]}" for cell in row))
+        if label >= 0 and words:
+            ends = (f"{words[0]} at the start", f"{words[-1]} at the end")
+            counts.setdefault(label, Counter()).update({*words, *ends})
     rows = {label: int((ids == label).sum()) for label in counts}
     every = sum(counts.values(), Counter())
     found: dict[int, str] = {}

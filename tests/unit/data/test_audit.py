@@ -111,7 +111,7 @@ def test_contradicting_labels_are_found_in_every_task(kind: str) -> None:
     assert found.numbers["first"] == [f"train:{row}" for row in (21, 22, 23, 24, 211, 212, 213, 214)]
 
 
-@pytest.mark.parametrize("kind", ["length", "id column", "date column", "id in text", "label name", "marker"])
+@pytest.mark.parametrize("kind", ["length", "id column", "date column", "id in text", "label name", "marker", "sign", "last", "start"])
 def test_label_giveaway_is_a_warning(kind: str) -> None:
     rng = random.Random(1)
     rows = clean_rows(400)
@@ -125,11 +125,17 @@ def test_label_giveaway_is_a_warning(kind: str) -> None:
             row["text"] = f"{row['text']} {('negative', 'positive')[label]}"
         elif kind == "marker":
             row["text"] = f"[{('NEG', 'POS')[label]}] {row['text']}"
+        elif kind == "sign":
+            row["text"] = f"{'-+'[label]}{row['text']}"
+        elif kind == "last":
+            row["text"] = f"{row['text']} {'.!'[label]}"
+        elif kind == "start":  # a word that other rows contain too
+            row["text"] = f"{('bad', 'good')[label]}: {row['text']} {rng.choice(['bad', 'good'])}"
         if kind == "date column":
             row["posted"] = f"{rng.randrange(1, 29):02d}.{rng.randrange(1, 13):02d}.{2019 + 4 * label}"
         if kind == "id column":
             row["key"] = f"r{number + 10_000 * label}"
-    found = audit(rows, names=("0", "1") if kind == "marker" else ("negative", "positive"))
+    found = audit(rows, names=("0", "1") if kind in ("marker", "start") else ("negative", "positive"))
     assert found["label_giveaway"].severity == "warning"
 
 
