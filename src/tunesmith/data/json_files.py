@@ -242,7 +242,7 @@ def find_export(record: Mapping[str, Any]) -> tuple[str | None, Callable[[Mappin
     """
     if isinstance(record.get("data"), dict) and isinstance(record.get("annotations"), list):
         return "Label Studio", label_studio_row
-    if isinstance(record.get("fields"), dict) and isinstance(record.get("responses"), dict):
+    if isinstance(record.get("fields"), dict) and isinstance(record.get("responses"), dict | list):
         return "Argilla", argilla_row
     if "_task_hash" in record and "answer" in record:
         return "Prodigy", prodigy_row
@@ -264,8 +264,16 @@ def label_studio_row(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def argilla_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record, and the majority of the responses to each question."""
+    """Return the fields of a record, and the majority of the responses to each question.
+
+    In Argilla 2 `responses` has a list for each question; before, it was a list with the values of each annotator.
+    """
     responses = record.get("responses") or {}
+    if isinstance(responses, list):
+        whole, responses = [r for r in responses if isinstance(r, dict)], {}
+        for given in whole:
+            for name, answer in (given.get("values") or {}).items():
+                responses.setdefault(name, []).append({**answer, "status": given.get("status")})
     found = {name: [r for r in given or [] if isinstance(r, dict)] for name, given in responses.items()}
     submitted = {
         name: [r.get("value") for r in given if r.get("status") in (None, "submitted")] for name, given in found.items()

@@ -313,8 +313,13 @@ def encode_labels(
     if columns.task is Task.REGRESSION:
         scores = {split: read_scores(s, column, is_test=split.startswith("test")) for split, s in sources.items()}
         train_scores = scores.get("train", [])
-        if len(train_scores) > 1 and len(train_scores.unique()) == 1 and not rules.allow_single:
+        spread = float(np.ptp(train_scores)) if len(train_scores) > 1 and not rules.allow_single else 1.0
+        if spread == 0.0:
             raise _nothing_to_learn(sources["train"], column, f"label {train_scores[0].as_py():g}")
+        if spread < SMALLEST_SPREAD:
+            problem = f"all labels are within {spread:.2g} of each other, too close for 32-bit gradients"
+            fix = "Rescale the labels, for example to mean 0 and standard deviation 1."
+            raise DataError(problem, where=sources["train"].where(0, column), fix=fix)
         return LabelMap((column,), Task.REGRESSION), _with_labels(sources, scores)
     labeled = {split: source for split, source in sources.items() if column in source.column_names}
     if columns.task is not Task.MULTILABEL and next(iter(sources.values())).label_parts(column):
@@ -598,6 +603,8 @@ def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
 
 LARGEST_SCORE = 1e8
 """Largest regression label. With larger ones, the squared gradient norm exceeds 32 bits."""
+SMALLEST_SPREAD = 1e-6
+"""Smallest range of regression labels. With smaller ones, gradients are below the epsilon of AdamW."""
 
 
 def read_scores(source: Source, column: str, *, is_test: bool) -> Any:

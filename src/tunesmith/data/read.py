@@ -493,7 +493,9 @@ def load_folder(path: Path, origin: str) -> Any:
         return load_from_disk(str(path))
 
 
-TEXT_PLACEHOLDERS = frozenset(["n/a", "nan", "#n/a", "null", "(null)", "<na>", "\\n"])
+TEXT_PLACEHOLDERS = frozenset(
+    ["n/a", "nan", "#n/a", "null", "(null)", "<na>", "\\n", "none", "nat", "#ref!", "#value!", "#name?", "#div/0!"]
+)
 """Texts that programs write for a missing value. They are kept as text, because people write them too, but are reported."""
 MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil", "\\n"])
 """Words that spreadsheets write for a missing value."""

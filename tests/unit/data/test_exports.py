@@ -66,6 +66,13 @@ def argilla_2(i: int) -> dict[str, Any]:
     }
 
 
+def argilla_1(i: int) -> dict[str, Any]:
+    """Return a record of a feedback dataset of Argilla 1: the third annotator discarded it."""
+    values = [(LABEL(i), "submitted"), (LABEL(i), "submitted"), ("other", "discarded")]
+    found = [{"user_id": "u", "values": {"sentiment": {"value": v}}, "status": status} for v, status in values]
+    return {"fields": {"text": sentence(i)}, "metadata": {}, "responses": found, "external_id": None}
+
+
 def argilla_flat(i: int) -> dict[str, Any]:
     """Return a record of `to_datasets` (Argilla 2)."""
     return {
@@ -87,7 +94,7 @@ def prodigy(i: int) -> dict[str, Any]:
     return {**row, "accept": [LABEL(i)], "answer": "accept"}
 
 
-EXPORTS = [label_studio, argilla_2, argilla_flat, doccano, prodigy]
+EXPORTS = [label_studio, argilla_1, argilla_2, argilla_flat, doccano, prodigy]
 
 
 @pytest.mark.parametrize("record", EXPORTS)

@@ -283,6 +283,13 @@ def test_constant_regression_labels_are_refused(tmp_path: Path) -> None:
         load_data(train_file=path, cache_dir=tmp_path, do_regression=True)
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1e-30, 1e-40])
+def test_regression_labels_that_are_too_close_are_refused(scale: float, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "x.csv", [f"text {i}" for i in range(40)], [i * scale for i in range(40)])
+    with pytest.raises(DataError, match=r"x\.csv:2:label: all labels are within .* too close"):
+        load_data(train_file=path, cache_dir=tmp_path, do_regression=True)
+
+
 def test_many_small_classes_keep_the_validation_share(tmp_path: Path) -> None:
     labels = [f"class {i % 200}" for i in range(600)]
     path = write_rows(tmp_path / "x.csv", [f"text number {i}" for i in range(600)], labels)
@@ -292,13 +299,14 @@ def test_many_small_classes_keep_the_validation_share(tmp_path: Path) -> None:
 
 
 def test_texts_like_nan_are_reported_or_skipped(tmp_path: Path) -> None:
-    texts = ["N/A" if i == 3 else "nan" if i == 5 else f"text {i}" for i in range(40)]
+    words = {3: "N/A", 5: "nan", 6: "#REF!"}
+    texts = [words.get(i, f"text {i}") for i in range(40)]
     path = write_rows(tmp_path / "x.csv", texts, ["a", "b"] * 20)
     found = load_data(train_file=path, cache_dir=tmp_path)
     [note] = [note for note in found.notes if "They are used as text" in note]
-    assert note.startswith(f"Warning: 2 train texts are only 'n/a' or 'nan' (first: {path}:5)")
+    assert note.startswith(f"Warning: 3 train texts are only '#ref!' or 'n/a' or 'nan' (first: {path}:5)")
     skipped = load_data(train_file=path, cache_dir=tmp_path, skip_bad_rows=True)
-    assert [row.where for row in skipped.bad_rows] == [f"{path}:5", f"{path}:7"]
+    assert [row.where for row in skipped.bad_rows] == [f"{path}:5", f"{path}:7", f"{path}:8"]
 
 
 def make_part(rows: int, classes: int = 3, repeat: int = 1) -> Part:
