@@ -324,6 +324,10 @@ class TrialStore:
                 known_trials = self.records()
             except (LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
                 raise damaged(journal, f"cannot be read ({type(error).__name__}: {error})") from None
+            for one in known_trials:
+                scored, drawn = isinstance(one.value, float), bool(one.options) or one.number == 0
+                if (one.state == "complete" and not scored) or (one.state != "running" and not drawn):
+                    raise damaged(journal, f"lacks the {'options' if scored else 'score'} of trial {one.number}")
             if not known_trials and any(folder.glob("trial-*/journal.jsonl")):
                 raise damaged(journal, "lists no trials, but the folder contains some")
             known = self._study.user_attrs.get("identity")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -154,7 +155,7 @@ def test_search_with_flipped_labels_or_new_model_is_refused(words: list[str], tm
     assert "the base model changed since the first trial" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", ["cut", "noise", "list", "operation", "no study", "clock"])
+@pytest.mark.parametrize("damage", ["cut", "noise", "list", "operation", "score", "options", "no study", "clock"])
 def test_damaged_search_file_is_reported_by_name(
     words: list[str], finished: Path, tmp_path: Path, damage: str, capsys: Any
 ) -> None:
@@ -166,6 +167,8 @@ def test_damaged_search_file_is_reported_by_name(
         "noise": [*lines[:2], "\x00\x01\n", *lines[2:]],
         "list": [*lines[:2], "[1]\n", *lines[2:]],
         "operation": [*lines[:2], '{"op_code": 99}\n', *lines[2:]],
+        "score": [re.sub(r'"values":\[.*?\]', '"values":"x"', line) for line in lines],
+        "options": [line for line in lines if '"user_attr":{"options":{"' not in line],
         "no study": lines[1:],
     }
     if damage == "clock":
@@ -174,6 +177,7 @@ def test_damaged_search_file_is_reported_by_name(
         journal.write_text("".join(changed[damage]))
     assert main([*words, "--trials", "2", "--output_dir", str(tmp_path / "s")]) == 5
     named = {"clock": "clock.json", "no study": "search.journal", "cut": "search.journal: line 2"}
+    named |= {what: f"search.journal: lacks the {what} of trial" for what in ("score", "options")}
     assert named.get(damage, "search.journal: line 3 is damaged") in capsys.readouterr().err
 
 
