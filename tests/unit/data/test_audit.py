@@ -111,7 +111,9 @@ def test_contradicting_labels_are_found_in_every_task(kind: str) -> None:
     assert found.numbers["first"] == [f"train:{row}" for row in (21, 22, 23, 24, 211, 212, 213, 214)]
 
 
-@pytest.mark.parametrize("kind", ["length", "id column", "date column", "id in text", "label name", "marker", "sign", "last", "start"])
+@pytest.mark.parametrize(
+    "kind", ["length", "id column", "date column", "id in text", "label name", "marker", "sign", "last", "start"]
+)
 def test_label_giveaway_is_a_warning(kind: str) -> None:
     rng = random.Random(1)
     rows = clean_rows(400)
