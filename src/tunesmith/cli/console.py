@@ -143,9 +143,8 @@ class Console:
         """Show an event."""
         if isinstance(event, RunStarted):
             self.plan(event.num_steps, event.steps_per_epoch)
-            self.say(
-                f"Training: {event.num_steps:,} steps, {round(event.num_epochs, 2):g} epochs of {event.train_rows:,} rows."
-            )
+            epochs = f"{round(event.num_epochs, 2):g} epoch{'s' * (event.num_epochs != 1)}"
+            self.say(f"Training: {event.num_steps:,} steps, {epochs} of {event.train_rows:,} rows.")
         elif isinstance(event, Resumed):
             self.say(f"Resumed: after step {event.step}, from {event.checkpoint}.")
             for reason in event.skipped:

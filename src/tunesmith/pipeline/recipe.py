@@ -152,7 +152,7 @@ def _report(run: LoadedRun, found: Settled) -> None:
         run.observer.log(f"Recipe: {reason}.")
     if found.reasons:
         chosen = found.config.decided
-        length = "" if found.config.max_steps > 0 else f"{chosen.num_train_epochs:g} epochs, "
+        length = "" if found.config.max_steps > 0 else f"epochs {chosen.num_train_epochs:g}, "
         run.observer.log(
             f"Decided: learning rate {chosen.learning_rate:g}, {length}batch size {chosen.per_device_train_batch_size}, "
             f"{chosen.pooling} pooling (reasons: -v)."
@@ -291,9 +291,7 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
     rate, reason = _rate(facts)
     yield Decision("learning_rate", rate, reason)
     yield Decision("warmup_steps", 0.1, "a tenth of the steps, until Adam's averages are stable")
-    yield Decision(
-        "layerwise_lr_decay", 0.9, f"the lower of {facts.layers} layers are general and need smaller updates"
-    )
+    yield Decision("layerwise_lr_decay", 0.9, f"lower layers (of {facts.layers}) are general and need smaller updates")
     yield from _metric(facts)
     if facts.judged is not None and facts.judged < FEW_JUDGED and config.early_stopping_patience is None:
         why = f"{facts.judged} validation rows are too few to select the best weights"

@@ -204,7 +204,7 @@ def apply_speedups(
     if rows is not None and _wanted("restrict_vocabulary", restrict_vocabulary, whole, notes):
         vocabulary = RestrictedVocabulary(model, _ids_of_batches(model, rows, padding))
         applied["restrict_vocabulary"] = vocabulary
-        on.append(f"vocabulary of {len(vocabulary.ids)} of {vocabulary.size} tokens")
+        on.append(f"vocabulary of {len(vocabulary.ids):,} of {vocabulary.size:,} tokens")
     if packed and device.type == "cuda":
         applied["deterministic_embeddings"] = DeterministicEmbeddings(model)
     reported = tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))

@@ -41,7 +41,7 @@ def test_pipe_gets_plain_lines_without_color() -> None:
         console.on(SafePoint(number))
     console.close()
     shown = lines_of(stream)
-    assert shown[0] == "Training: 10 steps, 1 epochs of 80 rows."
+    assert shown[0] == "Training: 10 steps, 1 epoch of 80 rows."
     assert shown[1].startswith("step 5/10  epoch 0.50  loss 0.5000  lr 1.00e-04")
     assert shown[3] == "epoch 1.00  loss 0.4100 (train 0.4100)  accuracy 0.9000  f1 -  best"
     assert len(shown) == 4
