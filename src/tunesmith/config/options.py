@@ -61,8 +61,11 @@ SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """One field per option. The string below it is its help; a comment starts a section."""
+class RunConfig:
+    """The complete configuration of a run. Names and meanings follow transformers v5 if it has the option.
+
+    The string below a field is its help; a comment starts a section.
+    """
 
     # Data
     train_file: str | None = None
@@ -282,33 +285,6 @@ class Options:
     report_to: tuple[str, ...] = ("none",)
     """Trackers to use in addition to the event log: tensorboard, wandb, trackio, mlflow or none."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Options that a recipe decides. The defaults are those of `transformers.TrainingArguments` (`--recipe hf`)."""
-
-    pooling: Literal["pooler", "first", "mean"] = "pooler"
-    num_train_epochs: float = 3.0
-    per_device_train_batch_size: int = 8
-    learning_rate: float = 5e-5
-    layerwise_lr_decay: float = 1.0
-    warmup_steps: int | float = 0
-    pair_start: int = 0
-
-
-DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
-"""Names of separators that are hard to type in a shell."""
-PATH_OPTIONS = (
-    *("output_dir", "cache_dir", "train_file", "validation_file", "test_file", "gold_file", "labels_file"),
-    *("model_name_or_path", "tokenizer_name", "dataset_name"),
-)
-"""Options that are, or may be, the path of a file or folder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig(Options):
-    """The complete configuration of a run. Names and meanings follow transformers v5 if it has the option."""
-
     def __post_init__(self) -> None:
         """Normalize spellings: `tab` becomes a tab, `eval_mcc` becomes `matthews_correlation`, `~` the home folder."""
         for name in PATH_OPTIONS:
@@ -357,6 +333,28 @@ class RunConfig(Options):
     def run_folder(self) -> Path:
         """Return `output_dir`, or `runs/<name>`."""
         return Path(self.output_dir) if self.output_dir is not None else Path("runs") / self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Options that a recipe decides. The defaults are those of `transformers.TrainingArguments` (`--recipe hf`)."""
+
+    pooling: Literal["pooler", "first", "mean"] = "pooler"
+    num_train_epochs: float = 3.0
+    per_device_train_batch_size: int = 8
+    learning_rate: float = 5e-5
+    layerwise_lr_decay: float = 1.0
+    warmup_steps: int | float = 0
+    pair_start: int = 0
+
+
+DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
+"""Names of separators that are hard to type in a shell."""
+PATH_OPTIONS = (
+    *("output_dir", "cache_dir", "train_file", "validation_file", "test_file", "gold_file", "labels_file"),
+    *("model_name_or_path", "tokenizer_name", "dataset_name"),
+)
+"""Options that are, or may be, the path of a file or folder."""
 
 
 @dataclass(frozen=True)

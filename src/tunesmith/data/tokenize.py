@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -232,16 +232,6 @@ class EncodedRow:
     cut: int = 0
 
 
-class TokenEncoder(Protocol):
-    """`fingerprint` is equal for tokenizers that return equal tokens."""
-
-    fingerprint: str
-
-    def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
-        """Return one row for each element of the one or two text columns."""
-        ...
-
-
 def make_token_encoder(
     tokenizer: Any, max_length: int, long_texts: LongTexts = "head", *, rendered: bool = False
 ) -> TokenEncoder:
@@ -320,6 +310,10 @@ class PythonEncoder:
         kept = zip(whole, cut["input_ids"], cut["token_type_ids"], strict=True)
         rows = [EncodedRow(ids, types, len(full) - len(ids)) for full, ids, types in kept]
         return _count_unread(rows, unread)
+
+
+TokenEncoder = RustEncoder | PythonEncoder
+"""Both have a `fingerprint`, which is equal for tokenizers that return equal tokens."""
 
 
 def call_within(seconds: float, work: Callable[[], T]) -> T:
