@@ -188,9 +188,7 @@ def test_missing_state_file_is_refused(bench: Any, copy: Path, piece: str) -> No
     assert f"--model_name_or_path {folder}" in ended.last_line
 
 
-@pytest.mark.parametrize(
-    "key", ["progress", "optimizer", "generators", "rows_limit", "step", "exp_avg:classifier.weight"]
-)
+@pytest.mark.parametrize("key", ["progress", "step", "exp_avg:classifier.weight"])
 def test_missing_part_of_the_state_is_refused(bench: Any, copy: Path, key: str) -> None:
     from safetensors.numpy import load_file, save_file
 
