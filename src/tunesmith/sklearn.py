@@ -50,7 +50,7 @@ def finetune(
 ) -> RunResult:
     """Train, evaluate and export one run; an unfinished run in the same folder is resumed.
 
-    `data` is a DataFrame, a dict of lists, a Dataset or DatasetDict, a list of dicts, an array of rows, a file name, or a
+    `data` is a DataFrame, a dict of lists, a Dataset or DatasetDict, a list of dicts, a file name, or a
     RunConfig; with `labels`, it contains only the texts. `validation_data` and `test_data` accept the same tables. `options` are
     the options of `tunesmith train` under the same names. Progress is shown in the terminal or the notebook cell;
     `observer=RunObserver()` shows nothing.

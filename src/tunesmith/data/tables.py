@@ -91,16 +91,6 @@ def columns_table(columns: Mapping[str, Any]) -> Any:
         raise DataError(f"a column mixes kinds of values ({error})", fix="Use one kind of value per column.") from None
 
 
-def array_table(array: Any) -> Any:
-    """Return a two-dimensional array or a list of rows as a Dataset with columns column_1, column_2 and so on."""
-    values = np.asarray(array, dtype=object)
-    if values.ndim != 2:
-        raise DataError(
-            f"an array of {values.ndim} dimensions is not a table", fix="Pass a table, or texts and labels."
-        )
-    return columns_table({f"column_{k}": values[:, k - 1] for k in range(1, values.shape[1] + 1)})
-
-
 def _unnamed(texts: Any) -> list[list[Any]]:
     shape = getattr(texts, "shape", None)
     if shape is not None and len(shape) == 2:
@@ -131,7 +121,7 @@ def _require_texts(name: str, values: Sequence[Any]) -> None:
 
 
 def read_memory(source: Any, name: str) -> Source:
-    """Read a Dataset, DataFrame, dict of lists, list of dicts or array of rows."""
+    """Read a Dataset, DataFrame, dict of lists or list of dicts."""
     import datasets
 
     if isinstance(source, datasets.DatasetDict):
@@ -147,9 +137,7 @@ def read_memory(source: Any, name: str) -> Source:
         return Source(name, _from_frame(source, name), name)
     if isinstance(source, Mapping):
         return Source(name, columns_table(source), name)
-    if isinstance(source, list | tuple) or getattr(source, "ndim", 0) == 2:
-        return Source(name, array_table(source), name)
-    fix = "Pass a path, a Dataset, a DataFrame, a dict of lists, a list of dicts or an array of rows."
+    fix = "Pass a path, a Dataset, a DataFrame, a dict of lists or a list of dicts."
     raise DataError(f"rows cannot be read from {type(source).__name__}", where=name, fix=fix)
 
 
