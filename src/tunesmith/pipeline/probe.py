@@ -458,7 +458,7 @@ def read_alone(
 ) -> tuple[PairReadings | None, str]:
     """Embed both texts of at most MOST_READ examples, pooled as the labels prefer, or as a mean if that is unclear.
 
-    How well the embeddings explain the labels does not decide whether they are used: the warm-up also gained where they explained
+    How well the embeddings explain the labels does not decide whether they are used: the warm-up also gained if they explained
     nothing, and cost at most half a point anywhere (docs/research/recipes.md).
     """
     drawn = np.random.default_rng(0).choice(len(rows), min(len(rows), MOST_READ), replace=False)
