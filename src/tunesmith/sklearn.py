@@ -367,7 +367,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Any:
-        """Return the class of each text, as it was in y; a 0/1 table or lists of labels if y was one."""
+        """Return the class of each text, in the form of y: names, ids, lists of labels, or 0/1 columns."""
         probabilities = self._probabilities(X)
         if self._targets.multilabel:
             chosen = self._choose(probabilities)
