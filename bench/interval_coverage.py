@@ -2,8 +2,8 @@
 
     python bench/interval_coverage.py [--simulations 4000] [--output docs/research/measurements/interval_coverage.json]
 
-Each row draws datasets with a known true score and counts how often the interval of `tunesmith.metrics` contains it. The
-percentile bootstrap is measured on the same data. `stress` rows have a class with about four examples, or about four errors.
+Each row draws datasets with a known true score and counts how often the interval of `tunesmith.metrics` contains it. `stress`
+rows have a class with about four examples, or about four errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from common import write_record
 from tunesmith.labels import Task
 from tunesmith.metrics.paired import compare_predictions
-from tunesmith.metrics.table import Rows, metric_of
+from tunesmith.metrics.table import Rows, metric_of, sums_of
 
 Array = Any
 
@@ -58,22 +58,20 @@ def rows_of(counts: Array) -> Rows:
 
 def count_rows(
     populations: dict[str, Array], sizes: tuple[int, ...], simulations: int, random: np.random.Generator
-) -> Iterator[tuple[str, int, str, float, float, float, float]]:
+) -> Iterator[tuple[str, int, str, float, float, float]]:
     for label, truth in populations.items():
         k = len(truth)
         task = Task.BINARY if k == 2 else Task.MULTICLASS
         for n in sizes:
             draws = random.multinomial(n, truth.ravel(), size=simulations).reshape(-1, k, k)
-            again = [random.multinomial(n, d.ravel() / n, size=400).reshape(-1, k, k) for d in draws[:1000]]
             for name in COUNT_NAMES:
                 if name == "f1" and k > 2:
                     continue
-                score, metric = metric_of(name, task).score, metric_of(name, task).of_counts
-                assert metric is not None
-                target = float(metric(truth * 1e9))
-                limits = np.array([(s.low, s.high) for s in map(score, map(rows_of, draws))])
-                resampled = np.array([np.quantile(metric(a), [0.025, 0.975]) for a in again])
-                yield label, n, name, target, *_coverage(limits, target), _coverage(resampled, target)[0]
+                metric = metric_of(name, task)
+                assert metric.formula is not None
+                target = float(metric.formula(*sums_of(truth * 1e9)))
+                limits = np.array([(s.low, s.high) for s in map(metric.score, map(rows_of, draws))])
+                yield label, n, name, target, *_coverage(limits, target)
 
 
 def _coverage(limits: Array, target: float) -> tuple[float, float]:
@@ -111,7 +109,7 @@ def value_rows(sizes: tuple[int, ...], simulations: int, random: np.random.Gener
                 target = metric.value(Rows(*big, None))
                 scores = [metric.score(Rows(x, y, None)) for x, y in samples]
                 limits = np.array([(s.low, s.high) for s in scores], float)
-                yield label, n, name, target, *_coverage(limits, target), float("nan")
+                yield label, n, name, target, *_coverage(limits, target)
 
 
 def ranking_rows(sizes: tuple[int, ...], simulations: int, random: np.random.Generator) -> Iterator[tuple[Any, ...]]:
@@ -127,9 +125,8 @@ def ranking_rows(sizes: tuple[int, ...], simulations: int, random: np.random.Gen
         for name in ("auroc", "average_precision", "log_loss"):
             metric = metric_of(name, Task.BINARY)
             target = metric.value(big)
-            used = samples if name != "average_precision" else samples[:1000]  # resampled, hence slow
-            limits = np.array([(s.low, s.high) for s in map(metric.score, used)], float)
-            yield "30% positive", n, name, target, *_coverage(limits, target), float("nan")
+            limits = np.array([(s.low, s.high) for s in map(metric.score, samples)], float)
+            yield "30% positive", n, name, target, *_coverage(limits, target)
 
 
 def false_positive_rows(simulations: int, random: np.random.Generator) -> Iterator[tuple[str, int, str, float]]:
@@ -157,17 +154,18 @@ def main() -> None:
     options = parser.parse_args()
     random, sizes, simulations = np.random.default_rng(options.seed), (200, 408, 1725), options.simulations
     results: list[dict[str, Any]] = []
-    print("Population             n  Metric                   Truth  Coverage  Width  Percentile bootstrap")
+    print("Population             n  Metric                   Truth  Coverage  Width")
     sources = (
         count_rows(POPULATIONS, sizes, simulations, random),
         value_rows(sizes, simulations, random),
         ranking_rows(sizes, simulations, random),
         count_rows(STRESS, sizes, simulations, random),
     )
-    for label, n, name, target, covered, width, bootstrap in chain(*sources):
-        print(f"{label:18} {n:5} {name:22} {target:7.4f} {covered:9.4f} {width:6.3f} {bootstrap:21.3f}", flush=True)
-        row = {"population": label, "n": n, "metric": name, "coverage": round(covered, 4), "width": round(width, 4)}
-        results.append(row | ({"bootstrap_coverage": round(bootstrap, 4)} if np.isfinite(bootstrap) else {}))
+    for label, n, name, target, covered, width in chain(*sources):
+        print(f"{label:18} {n:5} {name:22} {target:7.4f} {covered:9.4f} {width:6.3f}", flush=True)
+        results.append(
+            {"population": label, "n": n, "metric": name, "coverage": round(covered, 4), "width": round(width, 4)}
+        )
     usual = [row["coverage"] for row in results if not row["population"].startswith("stress")]
     print(f"{sum(0.94 <= c <= 0.96 for c in usual)} of {len(usual)} rows (without stress) within 0.94 to 0.96")
     for label, n, name, rate in false_positive_rows(max(simulations // 2, 1000), random):

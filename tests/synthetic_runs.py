@@ -27,8 +27,6 @@ CONFIG: dict[str, Any] = {
     "weight_decay": 0.0,
     "eval_strategy": "epoch",
 }
-PRIOR = 0.63
-"""Entropy of MRPC's class prior (68.4 / 31.6), in nats."""
 
 
 def make_run(

@@ -60,22 +60,6 @@ def make_table(file: Path, *, rows: int = 120, seed: int = 0, noise: float = 0.1
     return file
 
 
-def make_hard_table(file: Path, *, rows: int, seed: int, noise: float = 0.05) -> Path:
-    """Write texts labeled by the majority of their words, where "not" negates the next word: too hard to learn completely."""
-    pick = random.Random(seed)
-    worth = {"good": 1, "fine": 1, "great": 2, "bad": -1, "poor": -1, "awful": -2}
-    with file.open("w", newline="") as out:
-        writer = csv.writer(out)
-        writer.writerow(["text", "label"])
-        for _ in range(rows):
-            words = [pick.choice(WORDS) for _ in range(pick.randint(4, 14))]
-            total = sum((-1 if a == "not" else 1) * worth.get(b, 0) for a, b in zip(["", *words], words, strict=False))
-            label = total > 0 or (total == 0 and pick.random() < 0.5)
-            label = label if pick.random() >= noise else not label
-            writer.writerow([" ".join(words), "good" if label else "bad"])
-    return file
-
-
 def train_command(model: Path, table: Path, folder: Path, *more: str) -> list[str]:
     """Return the command line of a run."""
     flags = {

@@ -42,14 +42,6 @@ def make_notebook() -> dict[str, Any]:
     return {"cells": cells, "metadata": {"kernelspec": KERNEL}, "nbformat": 4, "nbformat_minor": 5}
 
 
-def without_outputs(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Return the notebook without outputs."""
-    clean = [
-        cell | {"execution_count": None, "outputs": []} if "outputs" in cell else cell for cell in notebook["cells"]
-    ]
-    return {**notebook, "cells": [cell | {"metadata": {}} for cell in clean], "metadata": {"kernelspec": KERNEL}}
-
-
 def run_notebook(folder: Path) -> dict[str, Any]:
     """Run the notebook in this folder; truncate long outputs and remove warnings and progress bars."""
     import nbclient

@@ -108,7 +108,7 @@ BOOKKEEPING = ("output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm
 SEEDS = ("seed", "data_seed")
 SEED_CORRELATION = 0.02
 """Two seeds of one config do not differ on rows independently: groups of rows change their label together.
-The correlation of such changes, measured in simulations (docs/research/intervals.md)."""
+The assumed correlation of such changes."""
 NO_EVIDENCE = "no evidence of a difference"
 ABSENT = "(not recorded)"
 Tested = tuple[PairedResult, PairedResult, int]

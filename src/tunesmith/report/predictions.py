@@ -285,7 +285,7 @@ def count_labels(predictions: PredictedRows) -> list[LabelCount]:
     several = predictions.task is Task.MULTILABEL
     true, given = (v == 1 if several else v[:, None] == ids for v in (predictions.labels, predictions.predicted))
     rows, found, extra = true.sum(axis=0), (true & given).sum(axis=0), (given & ~true).sum(axis=0)
-    # As `f1_limits` does: J = found / (rows + extra) is a share, and F1 = 2J / (1+J).
+    # As `_of_f1` does: J = found / (rows + extra) is a share, and F1 = 2J / (1+J).
     low, high = wilson_limits(found / np.maximum(1, rows + extra), np.maximum(1, rows + extra))
     columns = (column.tolist() for column in (rows, found, extra, 2 * low / (1 + low), 2 * high / (1 + high)))
     counts = [LabelCount(*one) for one in zip(predictions.names, *columns, strict=True)]
