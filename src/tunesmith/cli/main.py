@@ -17,7 +17,6 @@ from typing import Any, TextIO
 from tunesmith import __version__
 from tunesmith.errors import (
     ConfigError,
-    ResourceError,
     StoppedBySignal,
     TunesmithError,
     name_the_extra,
@@ -50,8 +49,6 @@ VERBS: dict[str, dict[str, str]] = {
 """Title -> verb -> help. A verb is in `tunesmith/cli/<verb>.py`."""
 
 ALIASES = {"resume": "train"}
-LEAVES_FILES = ("train", "resume", "demo")
-"""Verbs that write their results to files: a closed stdout loses nothing."""
 
 _ENVIRONMENT_ERRORS = (
     errno.ENOSPC,
@@ -84,8 +81,6 @@ def main(argv: Sequence[str]) -> int:
         with _notes_on_stderr(debug):
             code = run_command(words, debug=debug)
         sys.stdout.flush()
-        if code == 0 and isinstance(sys.stdout, LostOutput) and sys.stdout.lost and words[0] not in LEAVES_FILES:
-            raise ResourceError("stdout is closed, so the output is lost", fix="Open stdout, or redirect it to a file.")
         return code
     except SystemExit as stop:  # argparse after --help
         return stop.code if isinstance(stop.code, int) else 0
@@ -230,17 +225,6 @@ def _notes_on_stderr(debug: bool) -> Iterator[None]:
 # Standard streams: stdout and stderr may be closed, full, broken or ASCII only.
 
 
-class LostOutput(io.StringIO):
-    """Replaces a stdout that the caller closed; remembers whether anything was printed to it."""
-
-    lost = False
-
-    def write(self, text: str) -> int:
-        """Discard the text."""
-        self.lost = self.lost or bool(text)
-        return len(text)
-
-
 def prepare_streams() -> None:
     """Make both streams usable. Open descriptors 0 to 2, so that our files never get descriptors that libraries print to."""
     for descriptor in range(3):
@@ -248,10 +232,7 @@ def prepare_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-    if sys.stdout is None:
-        sys.stdout = LostOutput()
-    if sys.stderr is None:
-        sys.stderr = LostOutput()
+    sys.stdout, sys.stderr = (stream or io.StringIO() for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

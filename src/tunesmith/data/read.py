@@ -7,6 +7,7 @@ rows.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -406,7 +407,10 @@ def read_source(
                     fix = "Run again when it is complete."
                     raise DataError("the file changed while it was read", where=origin, fix=fix)
                 with binary_errors("a table", origin):
-                    found = Source(name, Dataset(table), origin, kind not in ("parquet", "arrow"), note)
+                    # With a fingerprint, `datasets` doesn't pickle and hash the whole table.
+                    mark = hashlib.sha256(repr((origin, version)).encode()).hexdigest()[:16]
+                    rows = Dataset(table, fingerprint=mark)
+                    found = Source(name, rows, origin, kind not in ("parquet", "arrow"), note)
     if found.dataset.num_rows == 0:
         raise DataError("there are no rows", where=found.origin, fix="It needs at least one row.")
     return found
