@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from read_predictions import read_predictions
+from sampling import crossed
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
@@ -120,8 +121,10 @@ def test_resume_and_rotation_keep_unrelated_files(stopped: Path, command: Comman
     assert "checkpoint-3 is kept: notes.txt was not written by tunesmith" in told
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "socket", "folder"])
-@pytest.mark.parametrize("name", ["journal.jsonl", ".lock", "run.yaml", "report.html", "curves.png"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    crossed(["journal.jsonl", ".lock", "run.yaml", "report.html", "curves.png"], ["link", "pipe", "socket", "folder"]),
+)
 def test_special_files_in_run_folder_are_refused(
     name: str, kind: str, stopped: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -164,15 +167,14 @@ def test_event_log_that_is_no_file_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("verb", "name"), [("report", "curves.png"), ("report", "curves.svg"), ("report", "report.html")]
+    ("name", "kind"), crossed(["curves.png", "curves.svg", "report.html"], ["link", "pipe", "folder"])
 )
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_plots_and_reports_replace_only_regular_files(
-    verb: str, name: str, kind: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, kind: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_special(ended / name, kind, tmp_path / "mine.txt")
     before = tree(tmp_path / "run") if kind != "pipe" else {}
-    assert main([verb, str(ended)]) == 4
+    assert main(["report", str(ended)]) == 4
     assert name in capsys.readouterr().err
     assert before in ({}, tree(tmp_path / "run"))
     assert (tmp_path / "mine.txt").read_text() == "mine"
