@@ -203,10 +203,10 @@ def load_config(
     Notes about old names are logged. A ConfigError lists all problems, each with its file:line:column or flag.
     With `need_data=False` a config without training data is accepted.
     """
-    from_file = read_entries(file) if file is not None else FileEntries((), ())
-    resolved = resolve(from_file.entries)
+    entries, problems = read_entries(file) if file is not None else ([], [])
+    resolved = resolve(entries)
     given = resolve(Entry(name, value, f"--{name}") for name, value in (flags or {}).items())
-    problems = [*from_file.problems, *resolved.problems, *given.problems]
+    problems += [*resolved.problems, *given.problems]
     for note in (*resolved.notes, *given.notes):
         logger.warning("%s", note)
     values = {**resolved.values, **given.values}
@@ -295,16 +295,8 @@ class Entry:
     where: str
 
 
-@dataclass(frozen=True)
-class FileEntries:
-    """The entries of a file, and the problems found while reading it."""
-
-    entries: tuple[Entry, ...]
-    problems: tuple[str, ...]
-
-
-def read_entries(path: str | Path) -> FileEntries:
-    """Return the top-level entries of a YAML file. A file that cannot be read at all is a ConfigError."""
+def read_entries(path: str | Path) -> tuple[list[Entry], list[str]]:
+    """Return the top-level entries of a YAML file and its problems. A file that cannot be read at all is a ConfigError."""
     path = Path(path)
     if path.suffix.lower() in (".json", ".toml"):
         raise ConfigError("config files are written in YAML", where=str(path), fix="Save it as a .yaml file.")
@@ -332,7 +324,7 @@ def _read_text(path: Path) -> str:
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
-def read_top_level(text: str, file: str) -> FileEntries:
+def read_top_level(text: str, file: str) -> tuple[list[Entry], list[str]]:
     """Parse the top-level mapping of a YAML file. Values stay as written: tags and anchors are never interpreted."""
     import yaml
 
@@ -346,12 +338,11 @@ def read_top_level(text: str, file: str) -> FileEntries:
     except yaml.YAMLError as error:
         raise ConfigError(f"is not YAML: {str(error).splitlines()[0]}", where=file) from None
     if top is None or (isinstance(top, yaml.ScalarNode) and _as_written(top) is None):
-        return FileEntries((), ())
+        return [], []
     if not isinstance(top, yaml.MappingNode):
         _refuse(top, file, "expected option names and values, such as `learning_rate: 2e-5`")
     problems: list[str] = []
-    entries = _pairs(top, file, problems)
-    return FileEntries(tuple(entries.values()), tuple(problems))
+    return list(_pairs(top, file, problems).values()), problems
 
 
 def _check_events(events: Iterable[Any], file: str, yaml: Any) -> None:

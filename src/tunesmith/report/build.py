@@ -110,7 +110,7 @@ def read_with(
 
 def read_run_config(path: Path) -> dict[str, Any]:
     """Return the options of a run.yaml; empty if there is none. Options of other versions are ignored."""
-    return resolve(read_entries(path).entries).values if os.path.lexists(path) else {}
+    return resolve(read_entries(path)[0]).values if os.path.lexists(path) else {}
 
 
 TableRows = tuple[tuple[str, ...], ...]

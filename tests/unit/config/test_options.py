@@ -57,13 +57,13 @@ def test_written_config_reads_back_equal(tmp_path: Path) -> None:
 
 @given(st.text(st.characters(exclude_categories=("Cs",))))
 def test_any_text_survives_yaml(text: str) -> None:
-    (entry,) = read_top_level(f"run_name: {dump_value(text)}\n", "x").entries
+    ([entry], _) = read_top_level(f"run_name: {dump_value(text)}\n", "x")
     assert entry.value == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_any_number_survives_yaml(number: float) -> None:
-    (entry,) = read_top_level(f"x: {dump_value(number)}\n", "x").entries
+    ([entry], _) = read_top_level(f"x: {dump_value(number)}\n", "x")
     assert float(entry.value) == number
 
 
