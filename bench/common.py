@@ -1,10 +1,10 @@
 """Shared helpers of the measurement scripts: token ids of MRPC and TREC, and result files.
 
-    .venv/bin/python bench/common.py        # write scratch/tokens from ../shared, once
+    .venv/bin/python bench/common.py        # write scratch/tokens and scratch/mrpc from ../shared, once
 
 scratch/tokens contains token ids, token types and labels of every split (<name>.npz), the words of MRPC's training sentences
-with their token ids (words.npz), MRPC's test sentences (texts.npz), and all-MiniLM-L6-v2 in float16 (minilm/). A machine with
-a GPU needs only this folder. It is never committed.
+with their token ids (words.npz), MRPC's test sentences (texts.npz), and all-MiniLM-L6-v2 in float16 (minilm/); scratch/mrpc
+contains MRPC's tables. A machine with a GPU needs only these folders. They are never committed.
 """
 
 from __future__ import annotations
@@ -225,7 +225,8 @@ def main() -> None:
     weights = load_file(folder / "model.safetensors")
     halves = {k: v.half() if v.is_floating_point() else v for k, v in weights.items()}
     save_file(halves, small / "model.safetensors", {"format": "pt"})
-    print(f"written: {TOKENS}")
+    shutil.copytree(SHARED / "mrpc", ROOT / "scratch" / "mrpc", dirs_exist_ok=True)
+    print(f"written: {ROOT / 'scratch'}")
 
 
 if __name__ == "__main__":

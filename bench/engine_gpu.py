@@ -232,12 +232,11 @@ def show(batch: int, found: dict[str, Any]) -> None:
         result["peak_gb"], result["held_gb"] = (
             max(t[kind] for t in result["turns"]) / 1e9 for kind in ("allocated", "reserved")
         )
-        result["job_s"] = job["seconds"]
         loss = job["loss"] or last["loss"] or float("nan")
         print(
             f"{kind:<16} {result['step_ms']:8.2f} {result['step_ms'] / ours['step_ms']:7.2f} {result['peak_gb']:8.2f} "
-            f"{ours['peak_gb'] / result['peak_gb']:6.2f} {result['held_gb']:8.2f} {result['job_s']:8.2f} "
-            f"{result['job_s'] / ours['job_s']:6.2f} "
+            f"{ours['peak_gb'] / result['peak_gb']:6.2f} {result['held_gb']:8.2f} {job['seconds']:8.2f} "
+            f"{job['seconds'] / ours.get('job', job)['seconds']:6.2f} "
             f"{loss:7.3f}"
         )
 

@@ -6,12 +6,14 @@
 
 Each row is a script with one common change. All use BERT-base with random weights, MRPC token ids, dropout on, bf16. The
 Trainers take turns, each with a new model; steps in which CUDA graphs are captured are not counted. Prints and writes the median
-over the rounds, the peak of torch's allocator, and the line with which tunesmith reports its speedups.
+over the rounds, the peak of torch's allocator, and the line with which tunesmith reports its speedups. A script that fails is
+listed with its error. LoRA needs peft.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import tempfile
@@ -32,8 +34,9 @@ import tunesmith
 from common import collator, describe_run, engine_rows, pad, trainer_rows
 
 Rows = list[dict[str, Any]]
-WARM_UP, STEPS = 40, 60
-KINDS = ("transformers", "tunesmith")
+KINDS = {"transformers": 10, "tunesmith": 40}
+"""Library -> steps that are not counted."""
+STEPS = 60
 
 
 # --- parts of the scripts ---------------------------------------------------------------------------------------------
@@ -306,44 +309,59 @@ def time_steps(trainer: Any, warm_up: int) -> dict[str, Any]:
 def main() -> None:
     """Print one line per script and batch size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scripts", nargs="+", choices=list(SCRIPTS), default=list(SCRIPTS))
+    known = [name for name in SCRIPTS if name != "LoRA" or importlib.util.find_spec("peft") is not None]
+    parser.add_argument("--scripts", nargs="+", choices=known, default=known)
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--tiny", action="store_true", help="two small layers, random token ids, a few steps, no GPU")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     config, rows, padding = transformers.BertConfig(num_labels=2), [], pad
-    given: dict[str, Any] = {"max_steps": WARM_UP + STEPS}
+    given: dict[str, Any] = {}
     if args.tiny:
         config, rows = tiny()
-        given, args.batch, args.rounds = {"max_steps": 4, "use_cpu": True}, [4], 1
+        given, args.batch, args.rounds = {"use_cpu": True}, [4], 1
     else:
         rows, padding = trainer_rows(engine_rows("mrpc", "train")), collator()
     about: dict[str, Any] = describe_run("cpu" if args.tiny else "cuda")
     results: dict[str, Any] = {}
     for batch in args.batch:
+        given["per_device_train_batch_size"] = batch
         for name in args.scripts:
             turns: dict[str, list[dict[str, Any]]] = {kind: [] for kind in args.kinds}
-            for _ in range(args.rounds):
-                for kind in args.kinds:
+            try:
+                for kind in args.kinds * args.rounds:
                     base = transformers.Trainer if kind == "transformers" else tunesmith.Trainer
+                    skip, steps = (2, 2) if args.tiny else (KINDS[kind], STEPS)
                     with tempfile.TemporaryDirectory() as folder:
-                        trainer = make_trainer(
-                            name, base, folder, config, rows, padding, per_device_train_batch_size=batch, **given
-                        )
-                        turns[kind].append(time_steps(trainer, 2 if args.tiny else WARM_UP))
+                        options = {**given, "max_steps": skip + steps}
+                        trainer = make_trainer(name, base, folder, config, rows, padding, **options)
+                        turns[kind].append(time_steps(trainer, skip))
                         del trainer
-            ms = {kind: statistics.median(turn["ms"] for turn in some) for kind, some in turns.items()}
-            gb = {kind: max(turn["gb"] for turn in some) for kind, some in turns.items()}
-            found = {"ms": ms, "peak_gb": gb, "ratio": ms[args.kinds[0]] / ms[args.kinds[-1]]}
-            found["speedups"] = turns[args.kinds[-1]][-1]["speedups"]
-            times = "".join(f"{number:9.2f}" for number in ms.values())
-            print(f"{batch:>4} {name:<26}{times}{found['ratio']:7.2f}\n     {found['speedups']}", flush=True)
+                found = summarize(turns)
+                times = "".join(f"{number:9.2f}" for number in found["ms"].values())
+                print(f"{batch:>4} {name:<26}{times}{found['ratio']:7.2f}\n     {found['speedups']}", flush=True)
+            except Exception as error:  # the other scripts can still be measured
+                found = {"error": f"{type(error).__name__}: {error}"}
+                print(f"{batch:>4} {name:<26} {found['error']}", flush=True)
             results.setdefault(str(batch), {})[name] = found
             if args.output:  # after each line: the machine may be taken away
                 args.output.write_text(json.dumps(about | {"batches": results}, indent=1))
+
+
+def summarize(turns: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return medians, memory and the ratio of the first library's time to the last one's."""
+    ms = {kind: statistics.median(turn["ms"] for turn in some) for kind, some in turns.items()}
+    times = list(ms.values())
+    gb = {kind: max(turn["gb"] for turn in some) for kind, some in turns.items()}
+    return {
+        "ms": ms,
+        "peak_gb": gb,
+        "ratio": times[0] / times[-1],
+        "speedups": list(turns.values())[-1][-1]["speedups"],
+    }
 
 
 def tiny() -> tuple[Any, Rows]:
