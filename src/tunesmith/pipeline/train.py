@@ -30,7 +30,7 @@ from tunesmith.pipeline.inputs import (
     require_usable,
     tokenize_run,
 )
-from tunesmith.runs.folder import RunDir, RunLock, read_launch, retire
+from tunesmith.runs.folder import RunDir, RunLock, delete_folder, read_launch
 
 if TYPE_CHECKING:
     from tunesmith.metrics.table import Score
@@ -215,7 +215,7 @@ def train_run(run: RunDir, prepared: Prepared, observer: RunObserver, ending: Ru
         diagnosis: list[str] = []
         if runtime.is_main:
             assert writer.journal is not None
-            writer.journal.settle()  # raises if the run folder was replaced meanwhile
+            writer.journal.sync()  # raises if the run folder was replaced meanwhile
             results.write_results(run, prepared, predictions, scores)
             card = results.write_card(prepared, scores, steps=state.step, best_step=best_step)
             results.write_model(run, prepared, weights, card, results.held_out_examples(prepared, predictions))
@@ -225,7 +225,7 @@ def train_run(run: RunDir, prepared: Prepared, observer: RunObserver, ending: Ru
             if not observer.pages or (config.save_strategy is None and config.save_total_limit == 1):
                 for folder in (*run.checkpoints(), run.best):
                     if folder.is_dir():
-                        retire(folder)  # a finished run cannot be resumed: model/ has the best weights
+                        delete_folder(folder)  # a finished run cannot be resumed: model/ has the best weights
         runtime.barrier()
     warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")
     return results.RunResult(run, scores, state.step, best_step, tuple(diagnosis), warnings)

@@ -84,7 +84,7 @@ class Journal:
             self._file.write(line)
             self._file.flush()
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Sync to disk before a checkpoint is published; a ResourceError if the file is no longer at its path."""
         with self._reporting():
             os.fsync(self._file.fileno())

@@ -5,7 +5,7 @@ kernel releases it when that process ends, so it is never stale.
 
 A folder with a manifest is complete or absent: it is written to a temporary folder, hashed, fsynced, then renamed. Order of
 durability: every file is on disk before MANIFEST.json, the manifest before the rename, the rename before the parent's fsync.
-A folder whose manifest verifies is complete; a sweep removes the others.
+A folder whose manifest verifies is complete; `remove_leftovers` deletes the others.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _publish(tmp: Path, target: Path) -> None:
             os.rename(old, target)
         raise
     if replaces:
-        _carry_over(old, target)
+        _keep_added_files(old, target)
         remove_tree(old)
 
 
@@ -136,7 +136,7 @@ def require_own_target(target: Path) -> None:
         raise in_the_way(target, "was not written by tunesmith, so it is not replaced")
 
 
-def strays(folder: Path) -> list[str]:
+def added_files(folder: Path) -> list[str]:
     """Return files that a person added to a folder; unknown if the manifest is damaged."""
     try:
         known = {MANIFEST, *read_manifest(folder)["files"]}
@@ -146,16 +146,16 @@ def strays(folder: Path) -> list[str]:
     return sorted(str(name) for name in found if str(name) not in known)
 
 
-def _carry_over(old: Path, target: Path) -> None:
+def _keep_added_files(old: Path, target: Path) -> None:
     """Move files that a person added to a folder into its replacement."""
-    for name in strays(old):
+    for name in added_files(old):
         if kind_of(target / name) is None:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             os.rename(old / name, target / name)
 
 
 def _aside(target: Path, why: str = "") -> Path:
-    """Return the temporary name of a folder before publication or after removal; `sweep` finds these."""
+    """Return the temporary name of a folder before publication or after removal; `remove_leftovers` finds these."""
     return target.parent / f"{TMP_PREFIX}{why}{target.name}-{os.getpid()}"
 
 
@@ -230,7 +230,7 @@ def is_leftover(name: str) -> bool:
     return _LEFTOVER.fullmatch(name) is not None
 
 
-def sweep(parent: Path) -> list[str]:
+def remove_leftovers(parent: Path) -> list[str]:
     """Remove leftovers of killed writers; return their names. Requires the lock of the run.
 
     A folder that was moved aside is restored if its replacement is missing.
@@ -247,15 +247,15 @@ def sweep(parent: Path) -> list[str]:
                 fsync_path(parent)
                 continue
             if kind_of(home) == "a folder":
-                _carry_over(path, home)
+                _keep_added_files(path, home)
         remove_tree(path)
         removed.append(path.name)
     return removed
 
 
-def retire(folder: Path) -> None:
+def delete_folder(folder: Path) -> None:
     """Rename a folder and delete it, so that it is never partially deleted under its own name."""
-    extra = strays(folder) if has_manifest(folder) else ["it"]
+    extra = added_files(folder) if has_manifest(folder) else ["it"]
     if extra:
         log.warning("%s is kept: %s was not written by tunesmith", folder, ", ".join(extra[:3]))
         return
@@ -585,7 +585,7 @@ def require_own_folder(run: RunDir, inputs: Mapping[str, str | None]) -> None:
             raise ResourceError(f"is {kind}, not a folder", where=str(run.path), fix=_ELSEWHERE)
         found = sorted(run.path.iterdir()) if kind is not None else []
         mine = is_run(run)
-        taken = [p for p in found if (is_foreign(run, p) if mine else not _is_debris(run, p))]
+        taken = [p for p in found if (is_foreign(run, p) if mine else not _is_leftover_of_start(run, p))]
     except OSError as error:
         raise disk_error(error, run.path) from error
     if not taken:
@@ -648,7 +648,7 @@ def is_foreign(run: RunDir, path: Path) -> bool:
     return path in (run.lock_file, *run.files) and kind_of(path) != "a file"
 
 
-def _is_debris(run: RunDir, path: Path) -> bool:
+def _is_leftover_of_start(run: RunDir, path: Path) -> bool:
     """Leftovers of a start that was killed before its first file, and files of operating systems."""
     return kind_of(path) == "a file" and (path == run.lock_file or path.name in SYSTEM_FILES or is_leftover(path.name))
 

@@ -72,10 +72,10 @@ class RunLog:
         self.write(Evaluated(state.global_step, float(state.epoch or 0.0), split, kept, output.num_samples, seconds))
         self._time = time.perf_counter()
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Sync to disk, before a checkpoint is published."""
         if self._journal is not None:
-            self._journal.settle()
+            self._journal.sync()
 
     def end(self, reason: str) -> None:
         """Append the end of the run and close the log."""

@@ -57,8 +57,8 @@ from tunesmith.runs.folder import (
     checkpoint_step,
     publish_folder,
     read_manifest,
+    remove_leftovers,
     require_own_target,
-    sweep,
     verify,
 )
 from tunesmith.speedups.model_graphs import GRAPHS, ModelGraphs
@@ -292,7 +292,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             yield run
             return
         with RunLock(run.path / "_lock"):  # transformers' upload skips names that start with an underscore
-            sweep(run.path)
+            remove_leftovers(run.path)
             require_journal(run.journal_file)
             _require_no_model(run.path)
             yield run
@@ -746,7 +746,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             state.best_model_checkpoint = str(best)
         if args.should_save:
             if self._run_log is not None:
-                self._run_log.settle()
+                self._run_log.sync()
             (folder / "checkpoint-is-incomplete.txt").unlink(missing_ok=True)  # of transformers' JIT checkpoints
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()

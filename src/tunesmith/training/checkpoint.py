@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError
 from tunesmith.files import MAX_JSON_BYTES, create, read_plain, write_new
 from tunesmith.models.families import ADAPTER, adapter_files, has_adapters, trained_beside
-from tunesmith.runs.folder import RunDir, checkpoint_step, publish_folder, read_manifest, retire, verify
+from tunesmith.runs.folder import RunDir, checkpoint_step, delete_folder, publish_folder, read_manifest, verify
 from tunesmith.training.state import BestSoFar, TrainState, generator_states, restore_generators
 
 WEIGHTS = "model.safetensors"
@@ -289,7 +289,7 @@ def rotate(run: RunDir, run_id: str, *, keep: int, last: int, best: Path | None 
     home = None if best is None else best.resolve()
     others = [f for f in mine[:-1] if f.resolve() != home]
     for folder in others[: max(len(mine) - keep, 0)]:
-        retire(folder)
+        delete_folder(folder)
 
 
 # Loading

@@ -22,7 +22,15 @@ from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded
 from tunesmith.files import disk_error, fault_point
 from tunesmith.models.load import free_memory
 from tunesmith.runs.event_log import Journal, open_journal
-from tunesmith.runs.folder import RunDir, checkpoint_step, publish_folder, read_manifest, require_space, sweep, verify
+from tunesmith.runs.folder import (
+    RunDir,
+    checkpoint_step,
+    publish_folder,
+    read_manifest,
+    remove_leftovers,
+    require_space,
+    verify,
+)
 from tunesmith.training.checkpoint import (
     PIECES,
     VOCABULARY,
@@ -155,7 +163,7 @@ class RunWriter:
         if main:
             try:
                 self.run.path.mkdir(parents=True, exist_ok=True)
-                sweep(self.run.path)
+                remove_leftovers(self.run.path)
             except OSError as error:
                 raise disk_error(error, self.run.path) from error
         # Rank 0 decides for all: on a shared disk two ranks may see different files.
@@ -280,7 +288,7 @@ class RunWriter:
         self._finish_save(wait=True)
         started, runtime = time.perf_counter(), self.state.runtime
         if self.journal is not None:
-            self.journal.settle()
+            self.journal.sync()
         size = 0 if wait or runtime.world > 1 else bytes_of(self.state)[1]
         background = size >= max(self.background_bytes, 1) and free_memory_bytes() > 2 * size
         snapshot = capture(self.state, self.identity, self._buffers if background else None)
@@ -379,7 +387,7 @@ class RunWriter:
             self._wait_for_save()
             if self.journal is not None:
                 if event.finished:
-                    self.journal.settle()
+                    self.journal.sync()
                 self.on(event)
                 self.journal.close()
         except (TunesmithError, OSError):

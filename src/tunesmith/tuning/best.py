@@ -51,7 +51,7 @@ from tunesmith.pipeline.results import RunResult
 from tunesmith.pipeline.train import RunEnding, RunObserver, finetune
 from tunesmith.report.build import diagnose_run
 from tunesmith.runs.event_log import read_journal
-from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, RunLock, end_of, read_metrics, retire
+from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, RunLock, delete_folder, end_of, read_metrics
 from tunesmith.tuning.trials import (
     Clock,
     TimeUp,
@@ -315,7 +315,7 @@ class BestSearch:
         self.note()
         for unused in (*run.checkpoints(), run.best, run.model):
             if unused.is_dir():
-                retire(unused)
+                delete_folder(unused)
         shown = found.why if found.metric is None else f"{found.metric} {abs(found.score or 0.0):.4f}"
         self.observer.log(f"Trial {run.name}: {shown} ({variant.description}; {found.seconds:.0f} s).")
         return found

@@ -27,7 +27,16 @@ from tunesmith.files import make_folder, open_in_place, user_files, write_file
 from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.pipeline.train import RunObserver, finetune
 from tunesmith.report.compare import compare_runs
-from tunesmith.runs.folder import SEARCH_RESULT, RunDir, RunLock, end_of, locked, read_holder, retire, trial_folder
+from tunesmith.runs.folder import (
+    SEARCH_RESULT,
+    RunDir,
+    RunLock,
+    delete_folder,
+    end_of,
+    locked,
+    read_holder,
+    trial_folder,
+)
 from tunesmith.tuning.trials import (
     Clock,
     TimeUp,
@@ -265,7 +274,7 @@ def _keep_best_weights(records: Sequence[TrialRecord], folder: Path) -> None:
         run = RunDir(trial_folder(folder, one.number))
         for path in (*run.checkpoints(), run.best, *([run.model] if best is not None else [])):
             if path.is_dir():
-                retire(path)
+                delete_folder(path)
 
 
 def _conclude(records: Sequence[TrialRecord], folder: Path, clock: Clock, finished: bool) -> SearchResult:

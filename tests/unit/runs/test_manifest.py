@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tunesmith.errors import CheckpointError, ResourceError
-from tunesmith.runs.folder import MANIFEST, publish_folder, read_manifest, retire, sweep, verify
+from tunesmith.runs.folder import MANIFEST, delete_folder, publish_folder, read_manifest, remove_leftovers, verify
 
 
 def fill(folder: Path) -> None:
@@ -40,7 +40,7 @@ def test_sweep_removes_leftovers_and_restores_a_folder(tmp_path: Path) -> None:
     os.rename(tmp_path / "best", tmp_path / ".tmp-old-best-123")
     (tmp_path / ".tmp-checkpoint-4-99").mkdir()
     (tmp_path / ".tmp-journal-x").write_text("cut")
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["best"]
     assert verify(tmp_path / "best")["step"] == 1
 
@@ -60,7 +60,7 @@ def test_replaced_folder_keeps_user_files(tmp_path: Path) -> None:
 def test_retire_keeps_user_files(tmp_path: Path) -> None:
     publish_folder(tmp_path / "x", fill, {})
     (tmp_path / "x" / "a.txt").write_text("mine")
-    retire(tmp_path / "x")
+    delete_folder(tmp_path / "x")
     assert (tmp_path / "x" / "a.txt").read_text() == "mine"
 
 
