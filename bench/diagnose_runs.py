@@ -368,7 +368,7 @@ class Material:
     runtime: Any
     model: Any
     suite: Suite
-    floors: dict[str, Any]
+    baselines: dict[str, Any]
     probe_rows: str | None = None
 
 
@@ -417,7 +417,7 @@ def _settle(made: Material, loaded: Any) -> None:
     if config.recipe == "auto" or config.head_start == "on":
         seen = {split: part for split, part in made.tokens.items() if split != "test"}
         probe = linear_probe(BenchRun(config, loaded, bundle, seen, *parts))
-        made.floors = probe.baselines if probe else {}
+        made.baselines = probe.baselines if probe else {}
         made.probe_rows = probe.evidence(made.tokens["train"], made.labels) if probe else None
     run = BenchRun(config, loaded, bundle, made.tokens, *parts)
     if config.recipe == "auto":
@@ -474,7 +474,7 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
         "labels": list(labels.names),
         "label_counts": {"train": _count(train.labels, labels)},
         "best_constant": describe_constant(judge.constant, made.tokens["validation"].labels, made.suite),
-        "floors": made.floors,
+        "baselines": made.baselines,
         "probe_rows": made.probe_rows,
     }
     journal = "".join(f"{json.dumps(to_json(e))}\n" for e in judge.events if type(e).__name__ != "SafePoint")

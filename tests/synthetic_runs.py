@@ -255,9 +255,9 @@ def make_split_folder(path: Any, *, kind: str, rows: int = 300, seed: int = 0) -
     score = {"value": 0.65, "low": 0.61, "high": 0.69, "n": rows, "method": "wilson"}
     both = {"accuracy" if many else "spearmanr": score, metric: {**score, "value": 0.6}, "matthews_correlation": score}
     both |= {"loss": {"value": 1.02, "low": None, "high": None, "n": rows, "method": "mean"}}
-    floors = {"TF-IDF + linear model": {metric: {**score, "value": 0.55, "n": 100}}}
+    baselines = {"TF-IDF + linear model": {metric: {**score, "value": 0.55, "n": 100}}}
     (folder / "metrics.json").write_text(
-        json.dumps({"validation": both, "test": both, "floors": {"validation": floors, "test": floors}})
+        json.dumps({"validation": both, "test": both, "baselines": {"validation": baselines, "test": baselines}})
     )
     advice = ["Raise --max_seq_length to 512: the model supports that many."]
     found = [

@@ -180,7 +180,7 @@ class Reading:
     """Loss of the constant baseline on training examples."""
     regression: bool = False
     label_names: tuple[str, ...] = ()
-    floors: tuple[tuple[str, float], ...] = ()
+    baselines: tuple[tuple[str, float], ...] = ()
     """Validation scores of the other baselines, by `metric`."""
     probe_rows: RowEvidence | None = None
     """Training examples as predicted by a linear probe that has not seen them."""
@@ -256,15 +256,15 @@ def read_curves(
     label_counts: Mapping[str, int] | None = None,
     num_labels: int | None = None,
     label_names: Sequence[str] = (),
-    floor: float | None = None,
-    floors: Mapping[str, Mapping[str, float]] | None = None,
+    constant_loss: float | None = None,
+    baselines: Mapping[str, Mapping[str, float]] | None = None,
     probe_rows: str | None = None,
     label_noise: Any = None,
     running: bool = False,
 ) -> Reading:
     """Combine curves and facts about the data; a pure function of its arguments.
 
-    `floor` is the validation loss of the constant baseline, `floors` are the validation scores of other baselines (name -> metric
+    `constant_loss` is the validation loss of the constant baseline, `baselines` are validation scores of others (name -> metric
     -> score), `probe_rows` and `label_noise` are entries of data_summary.json.
     """
     loss = curves.metric("validation", "loss").finite()
@@ -272,7 +272,7 @@ def read_curves(
     counts = np.array([c for c in (label_counts or {}).values() if c > 0], dtype=np.float64)
     shares = counts / counts.sum() if len(counts) >= 2 else None
     rows = _read_rows(curves, loss.step.tolist())
-    chance, known = _chance_loss(curves, shares, num_labels, floor)
+    chance, known = _chance_loss(curves, shares, num_labels, constant_loss)
     train_chance = chance
     if rows is not None:
         constant = rows.validation[-1].constant
@@ -296,7 +296,9 @@ def read_curves(
         chance_accuracy=float(shares.max()) if shares is not None and metric == "accuracy" else None,
         running=running,
         label_names=tuple(label_names),
-        floors=tuple((name, scores[metric]) for name, scores in (floors or {}).items() if metric and metric in scores),
+        baselines=tuple(
+            (name, scores[metric]) for name, scores in (baselines or {}).items() if metric and metric in scores
+        ),
         probe_rows=_decoded(probe_rows),
         label_noise=LabelNoise.from_json(label_noise),
         rows=rows,
@@ -307,11 +309,11 @@ def read_curves(
 
 
 def _chance_loss(
-    curves: Curves, shares: Floats | None, num_labels: int | None, floor: float | None
+    curves: Curves, shares: Floats | None, num_labels: int | None, constant_loss: float | None
 ) -> tuple[float, bool]:
     """Return the loss of the constant baseline, and whether it is known."""
-    if floor is not None:
-        return floor, True
+    if constant_loss is not None:
+        return constant_loss, True
     if shares is not None:
         return float(-(shares * np.log(shares)).sum()), True
     if num_labels is not None and num_labels >= 2:
@@ -492,7 +494,7 @@ def _from_rows(rows: RowSeries, reading: Reading) -> dict[str, float]:
     return {
         "gain_z": rows.gain().z,
         "score_z": rows.score_gain().z,
-        "signal": max([*gains, *_floor_z(reading)]) / needed_z(len(gains), ERROR_RATE),
+        "signal": max([*gains, *_baseline_z(reading)]) / needed_z(len(gains), ERROR_RATE),
         "train_z": math.nan if sample is None else gain_of_score(sample).z,
         "rise": rise.size / max(rise.before, 1e-9),
         "rise_z": rise.z / needed,
@@ -519,7 +521,9 @@ def _from_curves(reading: Reading) -> dict[str, float]:
     def above(score: float) -> float:
         return math.nan if chance is None else (score - chance[0]) / max(chance[1], 1e-9)
 
-    gains = [z for z in ((reading.chance_loss - low) / constant, above(best), *_floor_z(reading)) if math.isfinite(z)]
+    gains = [
+        z for z in ((reading.chance_loss - low) / constant, above(best), *_baseline_z(reading)) if math.isfinite(z)
+    ]
     return {
         "gain_z": (reading.chance_loss - end) / constant,
         "score_z": above(float(scores[-1])),
@@ -545,12 +549,12 @@ def _from_probe(probe: RowEvidence | None) -> dict[str, float]:
     return dict(zip(names, (gain.z, share, sure_accuracy(probe), turned(probe)), strict=True))
 
 
-def _floor_z(reading: Reading) -> list[float]:
+def _baseline_z(reading: Reading) -> list[float]:
     """Return by how many standard errors other baselines are above the constant baseline."""
     if reading.chance_score is None:
         return []
     value, error = reading.chance_score
-    return [(floor - value) / max(error, 1e-9) for _, floor in reading.floors]
+    return [(score - value) / max(error, 1e-9) for _, score in reading.baselines]
 
 
 def _prediction_spread(rows: RowEvidence) -> float:

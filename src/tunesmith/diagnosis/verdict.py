@@ -144,7 +144,7 @@ def advised_options(advice: str) -> dict[str, str | None]:
 
 def against_constant(reading: Reading, at: int = -1) -> str:
     """Compare the score of an evaluation with the constant baseline and list other baselines."""
-    others = "".join(f", {name} {value:.3f}" for name, value in reading.floors)
+    others = "".join(f", {name} {value:.3f}" for name, value in reading.baselines)
     if reading.rows is not None:
         gain = reading.rows.score_gain(at)
         name = {"regression": "Pearson's r", "multilabel": "micro F1"}.get(reading.rows.task.value, "accuracy")
@@ -542,8 +542,8 @@ CERTAIN = ("healthy", "diverged", "stopped_too_early", "still_learning")
 
 def diagnose_curves(curves: Curves, config: Mapping[str, Any], **facts: Any) -> list[Finding]:
     """Return findings, first the verdict. `facts` are keywords of `read_curves`: `label_counts` or `num_labels` of the
-    training examples, `floor`: the loss of the constant baseline, `floors`: scores of baselines (name -> metric -> score),
-    `running`: whether the run has not ended.
+    training examples, `constant_loss`: the loss of the constant baseline, `baselines`: scores of others (name -> metric ->
+    score), `running`: whether the run has not ended.
     """
     return judge_reading(read_curves(curves, config, **facts))
 

@@ -106,7 +106,7 @@ def _chosen_before(config: RunConfig) -> Settled | None:
         summary = read_summary(run.data_summary_file)
     except CheckpointError:  # it is written again at every start
         summary = {}
-    reasons, baselines = tuple(summary.get("recipe") or ()), summary.get("floors") or {}
+    reasons, baselines = tuple(summary.get("recipe") or ()), summary.get("baselines") or {}
     return Settled(
         _closed(replace(config, **values)),
         reasons,

@@ -179,7 +179,7 @@ def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predic
     """Write metrics.json and predictions.parquet."""
     table: dict[str, Any] = {s: {name: score.to_json() for name, score in found.items()} for s, found in scores.items()}
     if prepared.settled.baselines:
-        table["floors"] = prepared.settled.baselines
+        table["baselines"] = prepared.settled.baselines
     write_file(run.metrics_file, json.dumps(table, indent=1).encode())
     if predictions:
         with replacing(run.predictions_file) as out:
@@ -215,7 +215,7 @@ def write_data_summary(run: RunDir, prepared: Prepared) -> None:
         "fingerprint": bundle.fingerprint,
         "gold": bundle.gold,
         "recipe": list(prepared.settled.reasons),
-        "floors": prepared.settled.baselines,
+        "baselines": prepared.settled.baselines,
         "probe_rows": prepared.settled.probe_rows,
         "label_noise": prepared.settled.label_noise.to_json() if prepared.settled.label_noise else None,
     }

@@ -97,10 +97,10 @@ def read_with(
         label_counts=counts if single else None,
         num_labels=len(names) if len(names) >= 2 else None,
         label_names=names,
-        floor=float(constant) if isinstance(constant, (int, float)) and 0 < constant < 1e30 else None,
-        floors={
+        constant_loss=float(constant) if isinstance(constant, (int, float)) and 0 < constant < 1e30 else None,
+        baselines={
             name: {score.name: score.value for score in scores if score.split == "validation"}
-            for name, scores in floor_scores({}, summary).items()
+            for name, scores in baseline_scores({}, summary).items()
         },
         probe_rows=summary.get("probe_rows"),
         label_noise=summary.get("label_noise"),
@@ -170,11 +170,13 @@ def _machine(environment: Mapping[str, Any]) -> str | None:
     return ", ".join(str(part) for part in parts if part) or None
 
 
-def floor_scores(metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, list[Headline]]:
+def baseline_scores(metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, list[Headline]]:
     """Return the scores of each baseline."""
     found: dict[str, list[Headline]] = {}
-    floors = metrics.get("floors")  # unlike those of the summary, not checked when they are read
-    for split, by_name in (floors if isinstance(floors, dict) and floors else summary.get("floors") or {}).items():
+    baselines = metrics.get("baselines")  # unlike those of the summary, not checked when they are read
+    for split, by_name in (
+        baselines if isinstance(baselines, dict) and baselines else summary.get("baselines") or {}
+    ).items():
         for name, scores in (by_name if isinstance(by_name, dict) else {}).items():
             found.setdefault(str(name), []).extend(scores_in_file({str(split): scores}))
     return found
@@ -252,7 +254,7 @@ class Report:
     scores: list[Headline]
     headline: Headline | None
     """The one score to read first."""
-    floors: dict[str, list[Headline]]
+    baselines: dict[str, list[Headline]]
     """Scores of simpler models, by their name."""
     findings: list[Finding]
     data_findings: list[Finding]
@@ -288,7 +290,7 @@ def build_report(run: str | Path | RunDir) -> Report:
         curves=curves,
         scores=scores,
         headline=choose_headline(scores, curves),
-        floors=floor_scores(metrics, summary),
+        baselines=baseline_scores(metrics, summary),
         findings=diagnose_run(folder, curves),
         data_findings=data_findings(summary),
         facts=run_facts(curves, config, summary, environment),
@@ -347,7 +349,7 @@ def render_report(report: Report) -> str:
         values=value_chart(*rows.values) if rows and rows.values else None,
         grid=grid,
         counts={s: next((one.n for one in report.scores if one.split == s and one.n), None) for s in grid.splits},
-        floors=_floors(report, grid),
+        baselines=_baseline_rows(report, grid),
         heat=_heat(report),
         text_limit=TEXT_LIMIT,
     )
@@ -426,10 +428,10 @@ def score_title(name: str) -> str:
     return name[:1].upper() + name[1:].replace("_", " ")
 
 
-def _floors(report: Report, grid: ScoreGrid) -> list[tuple[str, list[Headline | None]]]:
+def _baseline_rows(report: Report, grid: ScoreGrid) -> list[tuple[str, list[Headline | None]]]:
     """Simpler models by the headline's metric, a score for each split of the grid."""
     lead, found = report.headline, []
-    for name, scores in report.floors.items() if lead else ():
+    for name, scores in report.baselines.items() if lead else ():
         own = {score.split: score for score in scores if lead and (score.name, score.of) == (lead.name, lead.of)}
         if own:
             found.append((name, [own.get(split) for split in grid.splits]))

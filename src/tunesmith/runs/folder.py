@@ -676,7 +676,7 @@ SUMMARY: dict[str, Any] = {
     "notes": [str],
     "findings": [{str: Any}],
     "recipe": [str],
-    "floors": {str: {str: {str: Any}}},
+    "baselines": {str: {str: {str: Any}}},
     "best_constant": {"metrics": {str: Any}},
 }
 ENVIRONMENT: dict[str, Any] = {"run_id": str, "folder": str, "command": [str], "packages": {str: Any}}

@@ -506,7 +506,7 @@ def _read_result(run: RunDir) -> RunResult:
     scores = {
         split: {name: Score.from_json(score) for name, score in found.items()}
         for split, found in read_metrics(run.metrics_file).items()
-        if split != "floors"
+        if split != "baselines"
     }
     end = next(event for event in reversed(read_journal(run.journal_file)) if isinstance(event, RunEnded))
     return RunResult(run, scores, end.step, None, tuple(f"{f.code}: {f.evidence}" for f in diagnose_run(run)))

@@ -241,7 +241,7 @@ def test_memorized_regression_with_flat_loss_is_overfitting(synthetic: SimpleNam
     train, validation = [0.5 * 0.7**k for k in range(20)], [0.6, *[0.5] * 19]
     events = synthetic.make_run(train, validation, accuracy=[0.6, *[0.72] * 19], metric="pearson", train_rows=240)
     config = synthetic.CONFIG | {"load_best_model_at_end": False}
-    found = diagnose_curves(curves_from_events(events), config, floor=1.0)[0]
+    found = diagnose_curves(curves_from_events(events), config, constant_loss=1.0)[0]
     assert (found.code, found.severity) == ("overfitting", "info")
     assert found.evidence.startswith("the training examples are memorized: train loss is 0.00, validation loss 0.50")
 

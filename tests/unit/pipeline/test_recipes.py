@@ -34,9 +34,9 @@ def test_recipe_is_reported_and_stored(told: Any) -> None:
     assert (config.recipe, config.pooling, config.head_start) == ("auto", "mean", "on")
     assert config.learning_rate == 1.5e-4
     assert config.max_steps == 4
-    floors = json.loads(result.run.metrics_file.read_text())["floors"]
-    assert set(floors) == {"validation", "test"}
-    for scores in floors["test"].values():
+    baselines = json.loads(result.run.metrics_file.read_text())["baselines"]
+    assert set(baselines) == {"validation", "test"}
+    for scores in baselines["test"].values():
         assert scores["accuracy"]["n"] == 30
     shown = "Baselines, test accuracy (n=30): frozen features + linear head 1.000, TF-IDF + linear model 1.000."
     assert [line for line in said if "aseline" in line] == [shown]
@@ -82,7 +82,7 @@ def test_resumed_run_keeps_its_recipe(train: Any, tmp_path: Path, monkeypatch: p
 def test_few_rows_have_no_probe(train: Any) -> None:
     result, said = train(train_data=mood())
     assert any("Recipe: pooling mean: too few rows for a probe" in line for line in said)
-    assert "floors" not in json.loads(result.run.metrics_file.read_text())
+    assert "baselines" not in json.loads(result.run.metrics_file.read_text())
 
 
 def test_trained_head_is_kept(train: Any, tmp_path: Path) -> None:

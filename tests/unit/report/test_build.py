@@ -147,7 +147,7 @@ def test_headline_is_the_metric_for_best_model(synthetic: SimpleNamespace, tmp_p
     assert (found.headline.split, found.headline.name, found.headline.value) == ("test", "f1_macro", 0.6)
     assert found.explained is not None
     assert found.explained.split == "test"
-    assert [score.n for score in found.floors["TF-IDF + linear model"]] == [100, 100]
+    assert [score.n for score in found.baselines["TF-IDF + linear model"]] == [100, 100]
     assert [f.severity for f in found.data_findings] == ["error", "warning"]
     facts = dict(found.facts)
     assert facts["started"] == "14 November 2023, 22:13 UTC"
