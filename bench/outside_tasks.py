@@ -30,6 +30,8 @@ FORTUNES = Path("/usr/share/games/fortunes")
 SECTIONS = ("python", "games", "science", "net", "web", "sound", "graphics", "devel", "text", "admin")
 TOPICS = ("computers", "politics", "science", "work", "literature", "men-women", "definitions", "law", "food", "sports")
 ROWS, TEST_ROWS, FEW_ROWS = 3000, 1500, 700
+MANY = {"film_stars": 8500}
+"""Training rows of larger tasks."""
 Rows = list[tuple[str, ...]]
 """The cells of each row; the label comes last."""
 
@@ -149,19 +151,28 @@ def _pairs(first: Sequence[str], second: Sequence[str], yes: str, no: str) -> Ro
 
 
 def rated(place: Path) -> Made:
-    """Yield tweets, editorials and film reviews with the mean of twenty ratings from -4 to 4."""
+    """Yield tweets, editorials, film and product reviews with the mean of twenty ratings from -4 to 4, or five classes of it."""
     inner = fetch(place, "pypi", "vaderSentiment==3.3.2") / "vaderSentiment-3.3.2/additional_resources"
-    found: dict[str, Rows] = {}
+    found: dict[str, list[tuple[str, float]]] = {}
     with tarfile.open(inner / "hutto_ICWSM_2014.tar.gz") as archive:
-        for name in ("tweets", "nytEditorialSnippets", "movieReviewSnippets"):
+        for name in ("tweets", "nytEditorialSnippets", "movieReviewSnippets", "amazonReviewSnippets"):
             file = archive.extractfile(f"hutto_ICWSM_2014/{name}_GroundTruth.txt")
             assert file is not None
             cells = [line.split("\t") for line in file.read().decode("utf-8", "replace").splitlines()]
-            found[name] = [(_line(text), f"{float(rate):.3f}") for _, rate, text in (c for c in cells if len(c) == 3)]
-    yield "tweets", VALUE, found["tweets"]
-    yield "editorials", VALUE, found["nytEditorialSnippets"]
-    films = [(text, float(rate)) for text, rate in found["movieReviewSnippets"]]
+            found[name] = [(_line(text), float(rate)) for _, rate, text in (c for c in cells if len(c) == 3)]
+    tweets, editorials, films, products = found.values()
+    yield "tweets", VALUE, [(text, f"{rate:.3f}") for text, rate in tweets]
+    yield "editorials", VALUE, [(text, f"{rate:.3f}") for text, rate in editorials]
     yield "films", ONE, [(text, "good" if rate > 0 else "bad") for text, rate in films if abs(rate) > 0.2]
+    for name, some in (("film", films), ("tweet", tweets), ("editorial", editorials), ("product", products)):
+        yield f"{name}_stars", ONE, _stars(some)
+
+
+def _stars(rated: Sequence[tuple[str, float]]) -> Rows:
+    """Return the texts with classes 1 to 5, a fifth of them each, by rating."""
+    rates = sorted(rate for _, rate in rated)
+    edges = [rates[len(rates) * k // 5] for k in (1, 2, 3, 4)]
+    return [(text, str(1 + sum(rate >= edge for edge in edges))) for text, rate in rated if text]
 
 
 def _near(nouns: dict[str, tuple[str, str]]) -> Rows:
@@ -364,7 +375,7 @@ def write_task(folder: Path, name: str, columns: Sequence[str], rows: Rows) -> N
     held_out = min(TEST_ROWS, len(rows) // 3)
     place = folder / "data" / name
     place.mkdir(parents=True, exist_ok=True)
-    parts = {"test": rows[:held_out], "train": rows[held_out : held_out + ROWS]}
+    parts = {"test": rows[:held_out], "train": rows[held_out : held_out + MANY.get(name, ROWS)]}
     if len(parts["train"]) < FEW_ROWS:  # a validation split of 400 rows would leave too few to train on
         parts["validation"] = parts["train"][: len(parts["train"]) // 4]
         parts["train"] = parts["train"][len(parts["validation"]) :]

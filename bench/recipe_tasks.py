@@ -34,10 +34,10 @@ CHOSEN_ON = ("mrpc", "trec", "subj", "subjshare", "overlap")
 """Development tasks: the rules of `auto` were chosen on these."""
 OUTSIDE = ("sections", "short_sections", "rare_games", "sizes", "same_source", "fortunes")
 """Written by bench/outside_tasks.py (SHARED_DIR=scratch/outside), not in ../shared."""
-FURTHER = ("gloss_kinds", "gloss_above", "gloss_near", "speech_year", "speech_party")
+FURTHER = ("gloss_kinds", "gloss_above", "gloss_near", "speech_year", "speech_party", "film_stars")
 """More development tasks from bench/outside_tasks.py."""
-UNSEEN = ("whale_next",)
-"""A held-out task from bench/outside_tasks.py."""
+UNSEEN = ("whale_next", "tweet_stars", "editorial_stars", "product_stars")
+"""Held-out tasks from bench/outside_tasks.py."""
 GROUP = 64
 """Number of values that share a scale in a model packed as int8."""
 Row = tuple[tuple[str, ...], str]
