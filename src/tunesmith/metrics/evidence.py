@@ -18,7 +18,7 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.table import Array, Suite, softmax
+from tunesmith.metrics.table import Array, Suite, sigmoid, softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +224,7 @@ def keep_rows(constant: BestConstant, logits: Any, labels: Any, most: int = MOST
     elif task is Task.MULTILABEL:
         predictions = (scores > 0).astype(np.int64)  # a probability above one half
         top = np.arange(len(at)), np.argmax(np.nan_to_num(scores), axis=1)
-        with np.errstate(over="ignore"):
-            confidence = np.where(known[top] > 0, 1.0, -1.0) / (1 + np.exp(-scores[top]))
+        confidence = np.where(known[top] > 0, 1.0, -1.0) * sigmoid(scores[top])
     else:
         confidence = softmax(scores).max(axis=1)
         predictions = np.argmax(np.nan_to_num(scores), axis=1)

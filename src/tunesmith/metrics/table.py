@@ -98,6 +98,12 @@ def wilson_pair(share: float, n: float) -> Limits:
     return float(low), float(high)
 
 
+def f1_limits(share: Array | float, n: Array | float) -> tuple[Array, Array]:
+    """Return the interval for F1: Wilson's for the share J = TP / (TP+FP+FN) of n rows, carried over by F1 = 2J / (1+J)."""
+    low, high = wilson_limits(share, n)
+    return 2 * low / (1 + low), 2 * high / (1 + high)
+
+
 def share_limits(value: float, error: float, rows: float) -> Limits:
     """Return Wilson's interval at the n with this standard error; at 0 or 1, where the error is 0, at `rows`."""
     inside = 1e-12 < value < 1 - 1e-12 and error > 0
@@ -578,10 +584,8 @@ def _numbers(formula: Callable[[Array, Array], float]) -> Callable[[Rows], float
 
 
 def _of_f1(rows: Rows, value: float) -> Limits:
-    """Return the interval for the F1 of label 1: Wilson's for J = TP / (TP+FP+FN), carried over by F1 = 2J / (1+J)."""
-    tried = int(((rows.references == 1) | (rows.decisions == 1)).sum())
-    low, high = wilson_pair(value / (2 - value), tried)
-    return 2 * low / (1 + low), 2 * high / (1 + high)
+    low, high = f1_limits(value / (2 - value), float(((rows.references == 1) | (rows.decisions == 1)).sum()))
+    return float(low), float(high)
 
 
 def _auroc(rows: Rows) -> tuple[float, Array]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunesmith.labels import Task
-from tunesmith.metrics.table import confusion_matrix, wilson_limits
+from tunesmith.metrics.table import confusion_matrix, f1_limits, wilson_limits
 from tunesmith.runs.event_log import Curves
 
 PROBABILITY = "prob_"
@@ -285,9 +285,8 @@ def count_labels(predictions: PredictedRows) -> list[LabelCount]:
     several = predictions.task is Task.MULTILABEL
     true, given = (v == 1 if several else v[:, None] == ids for v in (predictions.labels, predictions.predicted))
     rows, found, extra = true.sum(axis=0), (true & given).sum(axis=0), (given & ~true).sum(axis=0)
-    # As `_of_f1` does: J = found / (rows + extra) is a share, and F1 = 2J / (1+J).
-    low, high = wilson_limits(found / np.maximum(1, rows + extra), np.maximum(1, rows + extra))
-    columns = (column.tolist() for column in (rows, found, extra, 2 * low / (1 + low), 2 * high / (1 + high)))
+    limits = f1_limits(found / np.maximum(1, rows + extra), np.maximum(1, rows + extra))
+    columns = (column.tolist() for column in (rows, found, extra, *limits))
     counts = [LabelCount(*one) for one in zip(predictions.names, *columns, strict=True)]
     return sorted(counts, key=lambda one: (not one.rows, one.f1 or 0.0, -one.rows))
 
