@@ -173,12 +173,15 @@ class CapturedCall:
         return [t.detach() for t in self._live]
 
     def _backward(self) -> None:
-        """Compute all gradients. The activations stay, so that the pass can run again (`retain_graph=True`)."""
+        """Compute all gradients. The activations stay, so that the pass can run again (`retain_graph=True`).
+
+        Each gradient is added to the fixed memory when it is complete, so that the slot needs no memory for all of them.
+        """
         wanted = [leaf for leaf in self._leaves if any(leaf in reached for reached in self._reached)]
         pairs = [(o, g) for o, g in zip(self._live, self._output_gradients, strict=True) if o.requires_grad]
         outputs, given = zip(*pairs, strict=True)
-        found = torch.autograd.grad(outputs, wanted, given, retain_graph=True)
-        torch._foreach_copy_(_gradients(wanted), list(found))
+        torch._foreach_zero_(_gradients(wanted))
+        torch.autograd.backward(outputs, given, retain_graph=True, inputs=wanted)
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], width: int) -> Any:
         """Return the first `width` columns of the encoder's output."""
