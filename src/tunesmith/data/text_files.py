@@ -88,7 +88,7 @@ def refuse_other_content(path: Path, kind: str, origin: str, *, gzipped: bool) -
         head = file.read(1 << 20)
     if not head:
         raise DataError("the file is empty (0 bytes)", where=origin, fix="It needs at least one row.")
-    if found.st_size > 10**8 and not any(head):  # an incomplete copy: hashing a terabyte of zeros would take hours
+    if found.st_size > 10**8 and not any(head):  # an incomplete copy, not a line of text
         raise DataError("begins with a million zero bytes", where=origin, fix="Copy the file again.")
     start = head[:100].lstrip(b"\xef\xbb\xbf \r\n\t").lower()
     own = {"sheet": (b"pk",), "parquet": (b"par1",)}.get(kind, ()) + ((b"\x1f\x8b",) if gzipped else ())
