@@ -1,6 +1,6 @@
 """Rows 29 to 31: malicious files are refused in one line or loaded correctly, quickly, without running code or opening sockets.
 
-Row 32 (config files) is in tests/unit/config/test_load.py; row 34 in tests/unit/test_own_code.py.
+Row 32 (config files) is in tests/unit/config/test_load.py; row 34 is banned by ruff (pyproject.toml).
 """
 
 from __future__ import annotations
