@@ -117,9 +117,12 @@ def name_the_extra(error: ModuleNotFoundError, where: str, otherwise: str = "") 
 
 
 def nearest(name: str, known: list[str] | tuple[str, ...]) -> str | None:
-    """Return the most similar known name, or None."""
+    """Return the shortest known name that starts with this one, else the most similar one, or None."""
     from difflib import get_close_matches
 
+    longer = [k for k in known if len(name) > 3 and k.lower().startswith(name.lower())]
+    if longer:
+        return min(longer, key=len)
     found = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.6)
     return next((k for k in known if k.lower() == found[0]), None) if found else None
 

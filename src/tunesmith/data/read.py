@@ -619,9 +619,8 @@ def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool
         for name in text:
             cells = pc.utf8_trim_whitespace(table.column(name).combine_chunks()).cast(pa.large_string())
             _mark(found, start, pc.is_null(cells), Reason(name, "the text is missing"))
-            if allow_empty_text:
-                continue
-            _mark(found, start, pc.equal(cells, ""), Reason(name, "the text is empty"))
+            if not allow_empty_text:
+                _mark(found, start, pc.equal(cells, ""), Reason(name, "the text is empty"))
             cells = pc.utf8_lower(cells)
             for word in pc.unique(cells.filter(pc.is_in(cells, value_set=words.cast(cells.type)))).to_pylist():
                 _mark(placeholders, start, pc.equal(cells, word), Reason(name, f"the text is {word!r}", word))

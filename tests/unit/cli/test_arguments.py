@@ -113,10 +113,12 @@ def test_parsers_share_no_state() -> None:
 
 
 def test_unknown_flags_are_all_reported_with_nearest_name() -> None:
-    assert problem_of("--learnin_rate 3 --lr 3 --zzzz=3").splitlines() == [
-        "3 problems in the configuration:",
+    assert problem_of("--learnin_rate 3 --lr 3 --label x --label_col x --zzzz=3").splitlines() == [
+        "5 problems in the configuration:",
         "  unknown flag --learnin_rate. Did you mean --learning_rate?",
         "  unknown flag --lr. Did you mean --learning_rate?",
+        "  unknown flag --label. Did you mean --label_column_name?",
+        "  unknown flag --label_col. Did you mean --label_column_name?",
         "  unknown flag --zzzz. See `tunesmith train --help`",
     ]
 

@@ -302,9 +302,10 @@ def test_texts_like_nan_are_reported_or_skipped(tmp_path: Path) -> None:
     words = {3: "N/A", 5: "nan", 6: "#REF!"}
     texts = [words.get(i, f"text {i}") for i in range(40)]
     path = write_rows(tmp_path / "x.csv", texts, ["a", "b"] * 20)
-    found = load_data(train_file=path, cache_dir=tmp_path)
-    [note] = [note for note in found.notes if "They are used as text" in note]
-    assert note.startswith(f"Warning: 3 train texts are only '#ref!' or 'n/a' or 'nan' (first: {path}:5)")
+    for allowed in (False, True):  # `audit` allows empty texts, to count them
+        found = load_data(train_file=path, cache_dir=tmp_path, allow_empty_text=allowed)
+        [note] = [note for note in found.notes if "They are used as text" in note]
+        assert note.startswith(f"Warning: 3 train texts are only '#ref!' or 'n/a' or 'nan' (first: {path}:5)")
     skipped = load_data(train_file=path, cache_dir=tmp_path, skip_bad_rows=True)
     assert [row.where for row in skipped.bad_rows] == [f"{path}:5", f"{path}:7", f"{path}:8"]
 
