@@ -31,11 +31,13 @@ def command(place: Path, **options: Any) -> list[str]:
         "cache_dir": place / "cache",
         "folds": FOLDS,
         "max_steps": 2,
+        "learning_rate": 1e-3,
         "train_sample_size": 0,
         "use_cpu": "true",
         **options,
     }
-    return ["train", *(word for name, value in values.items() for word in (f"--{name}", str(value)))]
+    given = {name: value for name, value in values.items() if value is not None}
+    return ["train", *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "learning_rate": (1e-4, 3e-3),
+    "learning_rate": (1e-4, 3e-3, None),
     "seed": (1, 7),
     "folds": (2, 4),
     "max_steps": (1, 3),

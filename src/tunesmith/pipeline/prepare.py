@@ -22,7 +22,7 @@ from tunesmith.data.batches import Batches, Padding, Sampling, TokenRows
 from tunesmith.data.read import DataBundle
 from tunesmith.data.tokenize import Tokenized, padded_fingerprint
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.files import known_hash
+from tunesmith.files import known_hash, read_regular
 from tunesmith.inference.model_folder import ModelFacts, read_facts
 from tunesmith.labels import LabelMap
 from tunesmith.metrics.evidence import BestConstant
@@ -329,7 +329,15 @@ def _identity(options: dict[str, Any], bundle: DataBundle, versions: Mapping[str
 
 def require_same_options(config: RunConfig, file: Path) -> None:
     """Raise a CheckpointError that lists the options that differ from those in `file`, if it exists: the start of these runs."""
-    known = to_dict(load_config(file, need_data=False)) if file.is_file() else {}
+    if not file.is_file():
+        return
+    try:
+        if not read_regular(file).strip():
+            raise ConfigError("is empty")
+        known = to_dict(load_config(file, need_data=False))
+    except ConfigError as error:
+        fix = "Restore the file, or use a new --output_dir."
+        raise CheckpointError(error.problem, where=str(file), fix=fix) from None
     given, free = to_dict(config), INERT | {"seeds"}
     changed = [name for name, value in known.items() if given[name] != value and name not in free]
     if changed:

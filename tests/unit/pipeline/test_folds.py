@@ -100,6 +100,10 @@ def test_option_that_is_no_longer_set_is_refused(config: Any) -> None:
     with pytest.raises(CheckpointError, match="contains runs with a different learning_rate"):
         run_repeats(config, RunObserver())
     assert run_repeats(set_, RunObserver()).pooled[42]["accuracy"].n == 45
+    for damage in (b"", b"\0["):
+        (Path(config.output_dir) / "repeats.yaml").write_bytes(damage)
+        with pytest.raises(CheckpointError, match=r"repeats.yaml: is (empty|not YAML)"):
+            run_repeats(set_, RunObserver())
 
 
 @pytest.mark.parametrize("damage", ["missing", "modified"])
