@@ -118,9 +118,10 @@ def finetune(
     with RunLock(run.lock_file) if is_main else nullcontext():
         from tunesmith.pipeline.prepare import start_runtime
         from tunesmith.training.distributed import watch_ranks
+        from tunesmith.training.state import only_training_thread
 
         runtime = start_runtime(config)
-        with watch_ranks(runtime):
+        with only_training_thread(), watch_ranks(runtime):
             prepared = prepare(config, runtime, lambda: found or read(), observer)
             return train_run(run, prepared, observer, ending or RunEnding())
 

@@ -19,7 +19,6 @@ import itertools
 import json
 import logging
 import math
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -84,7 +83,7 @@ from tunesmith.training.checkpoint import (
     write_files,
 )
 from tunesmith.training.optimizer import fuse_update
-from tunesmith.training.state import SMALLEST, generator_states, restore_generators
+from tunesmith.training.state import SMALLEST, generator_states, only_training_thread, restore_generators
 
 if TYPE_CHECKING:
     from tunesmith.trainer.captured_steps import CapturedSteps
@@ -102,8 +101,6 @@ CHANGED = (
 )
 READ_BACK_EVERY = 50
 """Steps on a GPU after which their losses are read, at the latest: reading waits until the GPU is done."""
-_TRAINING = threading.RLock()
-"""Held by the thread that trains: torch's random generators belong to the whole process."""
 
 
 RENAMED = {
@@ -255,15 +252,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     # ---- Training ----
 
+    @only_training_thread()
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> Any:
         """Train, or continue from a verified checkpoint. Returns transformers' TrainOutput."""
-        if not _TRAINING.acquire(blocking=False):
-            raise ResourceError(
-                "another thread of this process is training; both would draw from the same random generators",
-                fix="Train one after the other, or in separate processes.",
-            )
         try:
             if has_length(self.train_dataset) and len(self.train_dataset) == 0:
                 raise DataError("the train_dataset has no rows", fix="It needs at least one row.")
@@ -282,7 +275,6 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             self._close_captured()
             self._end_log("error")
             self.is_in_train = False
-            _TRAINING.release()
 
     @contextlib.contextmanager
     def _own_folder(self, trial: Any) -> Iterator[RunDir]:

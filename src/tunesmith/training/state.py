@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Hashable
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -187,6 +189,23 @@ class TrainState:
         self.fingerprint = Fingerprint(self.model, self.optimizer)
         if self.runtime.precision == "fp16":
             self.loss_scale = LossScale.start(self.runtime.device)
+
+
+_TRAINING = threading.RLock()
+
+
+@contextmanager
+def only_training_thread() -> Iterator[None]:
+    """Raise a ResourceError if another thread of this process trains: the random generators belong to the whole process."""
+    if not _TRAINING.acquire(blocking=False):
+        raise ResourceError(
+            "another thread of this process is training; both would draw from the same random generators",
+            fix="Train one after the other, or in separate processes.",
+        )
+    try:
+        yield
+    finally:
+        _TRAINING.release()
 
 
 def seed_everything(seed: int) -> None:
