@@ -53,9 +53,8 @@ class StepGraphs:
     """
 
     def __init__(self, device: torch.device, before: Callable[[], None] | None = None, *, padded: bool = False) -> None:
-        self._device, self._padded = device, padded
-        self.before = [] if before is None else [before]
-        """Functions to call before every replay."""
+        """Prepare for captures; `before` is called before every replay."""
+        self._device, self._before, self._padded = device, before, padded
         self._around: Hashable = None
         self._pool: Any = None
         self._seen: Counter[Shape] = Counter()
@@ -93,8 +92,8 @@ class StepGraphs:
                 return None
             self._captures += 1
             self._graphs[shape] = captured
-        for prepare in self.before:
-            prepare()
+        if self._before is not None:
+            self._before()
         self._rate.fill_(rate)
         self._factor.fill_(factor)
         for fixed, batch in zip(captured.batches, batches, strict=True):
