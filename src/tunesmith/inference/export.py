@@ -15,7 +15,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -100,19 +100,100 @@ class Checked:
         return {**plain, **scores, "metric": self.paired.metric, "paired": self.paired.to_json()}
 
 
-@dataclass(frozen=True)
-class Exported:
-    """The published folder, the candidates that were measured (the last one was published), and sizes in bytes."""
+@dataclass
+class Export:
+    """An export. `tried` are the candidates that were measured, the published one last; sizes are in bytes."""
 
-    folder: Path
-    tried: list[Checked]
-    size: int
-    original_size: int
+    to: str
+    network: TorchNetwork
+    facts: ModelFacts
+    source: Path
+    output: Path
+    rows: EvidenceRows
+    may: Tolerance
+    say: Say
+    tried: list[Checked] = field(default_factory=list)
+    size: int = 0
 
     @property
     def checked(self) -> Checked:
         """The published candidate."""
         return self.tried[-1]
+
+    def __post_init__(self) -> None:
+        self.original_size = _weight_bytes(self.source)
+        self.int8 = self.to.endswith("int8")
+        self.model = load_model(self.source, self.facts.labels).model.eval()  # without our speedups, for tracing
+        self.graph = _graph_facts(self.to, self.network, self.model.config)
+        self.say(f"Measuring on {len(self.rows):,} {self.rows.split} rows.")
+        self.original = logits_of(self.network, self.rows.texts)
+
+    def fill(self, folder: Path) -> None:
+        """Write the complete folder; raise a NumericsError if no candidate is good enough."""
+        describe_model(self.model, self.network.tokenizer, self.facts)(folder)
+        file = folder / GRAPH_FILE
+        file.parent.mkdir()
+        self.say("Writing the ONNX graph.")
+        for name in self._write_candidates(file, folder / "scratch"):
+            self.tried.append(self._measure(name, folder))
+            if self.checked.refused is None:
+                break
+        else:
+            reasons = "; ".join(f"{one.name}: {one.refused}" for one in self.tried)
+            fix = "Use --to onnx, or allow more with --max_drop and --min_agreement."
+            raise NumericsError(f"no {self.to} export is as good as the original ({reasons})", fix=fix)
+        shutil.rmtree(folder / "scratch", ignore_errors=True)
+        self.size = _weight_bytes(file.parent)
+        card = self.source / "README.md"
+        start = card.read_text(encoding="utf-8") if card.is_file() else f"# {self.to} export\n"
+        write_new(folder / "README.md", self._card(start).encode())
+        write_new(folder / "requirements.txt", runtime_requirements().encode())
+        measured = {
+            "tried": [one.to_json() for one in self.tried],
+            "bytes": self.size,
+            "original_bytes": self.original_size,
+        }
+        replace(self.graph, measured=measured).write(folder)
+
+    def _write_candidates(self, file: Path, scratch: Path) -> Iterator[str]:
+        """Write one graph after the other to `file` and yield its name."""
+        names = ["input_ids", "attention_mask", *(["token_type_ids"] if self.graph.has_types else [])]
+        if not self.int8:
+            write_onnx(self.model, names, file)
+            yield self.to
+            return
+        scratch.mkdir()
+        write_onnx(self.model, names, scratch / "float.onnx")
+        _strip_shapes(scratch / "float.onnx")
+        for name, quantize in QUANTIZATIONS.items():
+            quantize(scratch / "float.onnx", file)
+            yield name
+
+    def _measure(self, name: str, folder: Path) -> Checked:
+        import torch
+
+        graph = load_onnx(folder / GRAPH_FILE, torch.get_num_threads())
+        found = logits_of(GraphNetwork(folder, self.graph, graph, self.facts.long_texts), self.rows.texts)
+        may = self.may if self.int8 else None
+        checked = check_candidate(name, found, self.original, self.rows, self.facts, may)
+        self.say(f"{name}: {checked.refused or 'accepted'}")
+        return checked
+
+    def _card(self, model_card: str) -> str:
+        """Return the model's card with its metadata, followed by the measurements and how to use the export."""
+        model_card = re.sub(r"(?m)^library_name: .*$", "library_name: onnx", model_card, count=1)
+        return CARD.format(
+            start=model_card.partition("## Use\n")[0].rstrip(),
+            format=self.to,
+            rows=len(self.rows),
+            split=self.rows.split,
+            table=_table_of(self.tried),
+            size=self.size / 1e6,
+            original_size=self.original_size / 1e6,
+            install=INSTALL_RUNTIME,
+            folder=self.output.name,
+            example=self.facts.example,
+        )
 
 
 def export_model_to(
@@ -123,76 +204,27 @@ def export_model_to(
     *,
     may: Tolerance = Tolerance(),  # noqa: B008
     say: Say = lambda line: None,
-) -> Exported:
+) -> Export:
     """Write `output`, complete or not at all. Raise a NumericsError if no candidate is good enough."""
-    import torch
-
     predictor = Predictor.load(path, use_cpu=True)
     network = predictor.network
     if not isinstance(network, TorchNetwork):
         raise ConfigError("is an exported folder", where=str(path), fix="Pass the run, or its model/ folder.")
-    facts = replace(predictor.facts, max_length=network.max_length)
     source = model_folder_of(path).folder
-    model = load_model(source, facts.labels).model.eval()  # without our speedups, for tracing
-    graph_facts = _graph_facts(to, network, model.config)
-    say(f"Measuring on {len(rows):,} {rows.split} rows.")
-    original = logits_of(network, rows.texts)
-    int8 = to.endswith("int8")
-    needed = _weight_bytes(source) * (3 if int8 else 1)
-    done: list[Exported] = []
-
-    def measure(name: str, folder: Path) -> Checked:
-        graph = load_onnx(folder / GRAPH_FILE, torch.get_num_threads())
-        found = logits_of(GraphNetwork(folder, graph_facts, graph, facts.long_texts), rows.texts)
-        checked = check_candidate(name, found, original, rows, facts, may if int8 else None)
-        say(f"{name}: {checked.refused or 'accepted'}")
-        return checked
-
-    def fill(folder: Path) -> None:
-        describe_model(model, network.tokenizer, facts)(folder)
-        graph = folder / GRAPH_FILE
-        graph.parent.mkdir()
-        say("Writing the ONNX graph.")
-        names = ["input_ids", "attention_mask", *(["token_type_ids"] if graph_facts.has_types else [])]
-        tried = []
-        if int8:
-            scratch = folder / "scratch"
-            scratch.mkdir()
-            write_onnx(model, names, scratch / "float.onnx")
-            _strip_shapes(scratch / "float.onnx")
-            for name, quantize in QUANTIZATIONS.items():
-                quantize(scratch / "float.onnx", graph)
-                tried.append(measure(name, folder))
-                if tried[-1].refused is None:
-                    break
-            shutil.rmtree(scratch)
-        else:
-            write_onnx(model, names, graph)
-            tried.append(measure(to, folder))
-        if tried[-1].refused is not None:
-            reasons = "; ".join(f"{one.name}: {one.refused}" for one in tried)
-            fix = "Use --to onnx, or allow more with --max_drop and --min_agreement."
-            raise NumericsError(f"no {to} export is as good as the original ({reasons})", fix=fix)
-        done.append(Exported(output, tried, _weight_bytes(graph.parent), _weight_bytes(source)))
-        card = source / "README.md"
-        start = card.read_text(encoding="utf-8") if card.is_file() else f"# {to} export\n"
-        write_new(folder / "README.md", _export_card(start, to, done[0], facts.example).encode())
-        write_new(folder / "requirements.txt", runtime_requirements().encode())
-        sizes = {"bytes": done[0].size, "original_bytes": done[0].original_size}
-        measured = {"tried": [one.to_json() for one in tried], **sizes}
-        replace(graph_facts, measured=measured).write(folder)
-
+    facts = replace(predictor.facts, max_length=network.max_length)
+    export = Export(to, network, facts, source, output, rows, may, say)
+    needed = export.original_size * (3 if export.int8 else 1)
     make_folder(output.parent)
     remove_leftovers(output)
     try:
-        publish_folder(output, fill, {"kind": "export"}, bytes_needed=needed)
+        publish_folder(output, export.fill, {"kind": "export"}, bytes_needed=needed)
     except TunesmithError:
         raise
     except Exception as error:  # onnx and onnxruntime report a full disk with exceptions that have no errno
         if shutil.disk_usage(output.parent).free > needed and "space" not in str(error):
             raise
         raise disk_error(OSError(errno.ENOSPC, ""), output, needed) from error
-    return done[0]
+    return export
 
 
 def _graph_facts(to: str, network: TorchNetwork, config: Any) -> GraphFacts:
@@ -397,23 +429,6 @@ from tunesmith import Predictor
 Predictor.load("{folder}").predict({example})
 ```
 """
-
-
-def _export_card(model_card: str, to: str, done: Exported, example: str) -> str:
-    """Return the model's card with its metadata, followed by the measurements and how to use the export."""
-    model_card = re.sub(r"(?m)^library_name: .*$", "library_name: onnx", model_card, count=1)
-    return CARD.format(
-        start=model_card.partition("## Use\n")[0].rstrip(),
-        format=to,
-        rows=done.checked.rows,
-        split=done.checked.split,
-        table=_table_of(done.tried),
-        size=done.size / 1e6,
-        original_size=done.original_size / 1e6,
-        install=INSTALL_RUNTIME,
-        folder=done.folder.name,
-        example=example,
-    )
 
 
 RUNTIME_PACKAGES = ("numpy", "onnxruntime", "prometheus-client", "starlette", "tokenizers", "uvicorn")
