@@ -164,6 +164,21 @@ def test_growth_of_pair_tasks_matches_measurements(recipes: SimpleNamespace, fil
         assert smallest == f"{min(large - small for small, large in points):+.1f} |"
 
 
+def test_distillation_table_matches_measurements() -> None:
+    runs = measured("distillation.json")["results"]
+    found = {(run["task"], run["seed"], run["model"]): run for run in runs}
+    page = words_of("docs/research/recipes.md")
+    for run in runs:
+        if run["model"].startswith("student "):
+            names = ("auto", "folds", "auto, temperature of best")
+            auto, folds, scaled = (found[run["task"], run["seed"], name] for name in names)
+            points = [f"{100 * (one['accuracy'] - auto['accuracy']):+.1f}" for one in (folds, run)]
+            errors = [f"{one['calibration_error']:.3f}" for one in (auto, scaled, run)]
+            first = [run["task"], str(run["seed"]), f"{run['unlabeled']:,}", run["model"].removeprefix("student ")]
+            cells = [*first, *points, f"{run['cpu_seconds'] / auto['cpu_seconds']:.1f}", *errors]
+            assert f"| {' | '.join(cells)} |" in page
+
+
 def test_every_measurement_file_is_described_on_a_research_page() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in RESEARCH.glob("*.md"))
     files = {path.name for path in MEASUREMENTS.iterdir()}
