@@ -158,7 +158,7 @@ def positive_limits(value: float, error: float, n: int) -> Limits | None:
     """Return the interval for a value above 0, on the log scale; None under two rows."""
     if n < 2 or value <= 0:
         return None
-    factor = math.exp(_half(error, n) / value)
+    factor = math.exp(min(_half(error, n) / value, 700.0))
     return value / factor, value * factor
 
 

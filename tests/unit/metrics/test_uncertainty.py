@@ -97,6 +97,14 @@ def test_correlation_intervals_cover_on_skewed_scores(name):
     assert 0.93 <= covered / 800 <= 0.97
 
 
+def test_single_outlier_has_a_wide_finite_interval():
+    y = np.r_[1e-9 * np.arange(29), 1000.0]
+    scores = make_suite(Task.REGRESSION, names=["r2", "mse"]).compute_with_intervals(y + 1.0, y)
+    for score in scores.values():
+        assert np.isfinite([score.low, score.high]).all()
+        assert score.low <= score.value <= score.high
+
+
 def test_value_is_inside_its_interval():
     rng = np.random.default_rng(9)
     for _ in range(150):
