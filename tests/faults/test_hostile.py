@@ -13,11 +13,12 @@ import shutil
 import struct
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -382,6 +383,31 @@ def test_parquet_dictionary_bomb_is_refused(nested: bool, tmp_path: Path) -> Non
     labels = pa.array(["x", "y"] * 8_192)
     pq.write_table(pa.table({"text": texts, "label": labels}), tmp_path / "x.parquet", compression="zstd")
     assert (tmp_path / "x.parquet").stat().st_size < 10_000
+    with pytest.raises(DataError, match=r"unpacks to .* over the limit"):
+        read(tmp_path / "x.parquet")
+
+
+BOMBS: dict[str, Callable[[Path, pa.Table], None]] = {
+    "arrow": lambda path, rows: feather.write_feather(rows, path, compression="zstd"),
+    "parquet": lambda path, rows: pq.write_table(
+        rows, path, compression="zstd", use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_other_repeated_texts_are_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x.{kind}"
+    BOMBS[kind](path, pa.table({"text": ["a" * 10_000] * 20_000, "label": ["x", "y"] * 10_000}))
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(DataError, match=r"unpacks to .* over the limit"):
+        read(path)
+
+
+def test_repeated_numbers_are_refused(tmp_path: Path) -> None:
+    rows = 8_000_000
+    table = pa.table({"text": pa.nulls(rows, pa.string()), "label": pa.nulls(rows, pa.int64())})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=rows)
     with pytest.raises(DataError, match=r"unpacks to .* over the limit"):
         read(tmp_path / "x.parquet")
 

@@ -180,13 +180,17 @@ def parquet_batches(path: Path, origin: str) -> Iterator[Any]:
     with binary_errors("Parquet", origin):
         schema = pq.read_schema(path)
         # Kept as dictionaries until their size is known: one repeated text of a few hundred KB could fill the memory.
-        leaves = pq.read_metadata(path).schema
-        columns = map(leaves.column, range(len(leaves)))
-        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-        with pq.ParquetFile(path, read_dictionary=texts) as file:
+        # pyarrow can't do that with differences of texts (DELTA_BYTE_ARRAY): these are read a few rows at a time.
+        found = pq.read_metadata(path)
+        groups = map(found.row_group, range(found.num_row_groups))
+        chunks = [group.column(k) for group in groups for k in range(group.num_columns)]
+        texts = {chunk.path_in_schema for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"}
+        delta = {chunk.path_in_schema for chunk in chunks if any("BYTE_ARRAY" in name for name in chunk.encodings)}
+        rows = 256 if delta else 16_384
+        with pq.ParquetFile(path, read_dictionary=sorted(texts - delta)) as file:
             size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
             check_growth(size, path.stat().st_size, origin)
-            batches = (b.replace_schema_metadata(schema.metadata) for b in file.iter_batches(batch_size=16_384))
+            batches = (b.replace_schema_metadata(schema.metadata) for b in file.iter_batches(batch_size=rows))
             yield from plain_batches(batches, origin, path.stat().st_size)
 
 
@@ -220,7 +224,7 @@ def plain_batches(batches: Iterable[Any], origin: str, size: int | None = None) 
             flat = pa.Table.from_batches([batch]).flatten().replace_schema_metadata(None).combine_chunks()
             batch = flat.to_batches()[0] if flat.num_rows else pa.RecordBatch.from_pylist([], flat.schema)
         if size is not None:
-            decoded += sum(map(_decoded_bytes, batch.columns))
+            decoded += sum(_decoded_bytes(column) or column.nbytes for column in batch.columns)
             check_growth(decoded, size, origin)
         types = types or [_plain_type(array) for array in batch.columns]
         arrays = []

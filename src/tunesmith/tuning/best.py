@@ -182,7 +182,7 @@ class BestSearch:
         self.config, self.observer = config, observer
         self.folder = config.run_folder / BEST_OPTIONS.parent
         data = self._read_data()
-        self.inputs, splits = inputs_identity(data), data.bundle.splits
+        self.inputs, splits = inputs_identity(config, data), data.bundle.splits
         self.rows, self.test_rows = len(splits["train"]), len(splits.get("test", ()))
         self.has_pairs = len(data.bundle.columns.text) == 2
         held_out = any(split.startswith("validation") for split in splits)
@@ -195,7 +195,7 @@ class BestSearch:
         return read_run_data(replace(self.config, validation_split_fraction=0.0), {}, self.observer.progress)
 
     def _require_same_inputs(self) -> None:
-        require_same_inputs(self.inputs, inputs_identity(self._read_data()), self.folder.parent)
+        require_same_inputs(self.inputs, inputs_identity(self.config, self._read_data()), self.folder.parent)
 
     # The record of finished trials
 

@@ -202,7 +202,7 @@ def _run_trials(store: TrialStore, config: RunConfig, clock: Clock, observer: Ru
         claimed = store.claim()
         if claimed is not None:
             try:
-                store.require_same_inputs(inputs_identity(read_run_data(config, {}, observer.progress)))
+                store.require_same_inputs(inputs_identity(config, read_run_data(config, {}, observer.progress)))
                 _run_trial(store, claimed, config, clock, observer)
             finally:
                 claimed.lock.release()

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.config.load import load_config
+from tunesmith.config.options import RunConfig
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError, TunesmithError
 from tunesmith.files import BadFile, known_hash, read_json, write_file
 from tunesmith.metrics.table import greater_is_better
-from tunesmith.pipeline.inputs import RunData
+from tunesmith.pipeline.inputs import RunData, load_run_tokenizer
 from tunesmith.runs.folder import RunDir, read_metrics
 
 SAVE_SECONDS = 1.0
@@ -87,11 +88,15 @@ def damaged(file: Path, problem: str) -> CheckpointError:
     return CheckpointError(problem, where=str(file), fix="Restore the file, or use a new --output_dir.")
 
 
-def inputs_identity(data: RunData) -> dict[str, str]:
-    """Return what all trials must have in common: the examples of each split, and the files of the base model."""
+def inputs_identity(config: RunConfig, data: RunData) -> dict[str, str]:
+    """Return what all trials must have in common: the examples of each split, and the files of base model and tokenizer."""
     found = {f"the {split} data": mark for split, mark in data.bundle.split_fingerprints.items()}
-    files = sorted({file for pattern in MODEL_FILES for file in data.folder.glob(pattern) if file.is_file()})
-    found["the base model"] = " ".join(f"{file.name}:{known_hash(file)[:16]}" for file in files)
+    folders = {"the base model": data.folder}
+    if config.tokenizer_name is not None:
+        folders["the tokenizer"] = Path(load_run_tokenizer(config, data.folder).name_or_path)
+    for name, folder in folders.items():
+        files = sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern) if file.is_file()})
+        found[name] = " ".join(f"{file.name}:{known_hash(file)[:16]}" for file in files)
     return found
 
 

@@ -129,13 +129,15 @@ def test_binary_and_gzip_files_are_read(tmp_path: Path) -> None:
         {"text": [r["text"] for r in ROWS], "label": pa.array([r["label"] for r in ROWS]).dictionary_encode()}
     )
     pq.write_table(table, tmp_path / "x.parquet")
+    encoding = {"text": "DELTA_BYTE_ARRAY"}  # as Spark and Trino write texts
+    pq.write_table(table, tmp_path / "d.parquet", use_dictionary=["label"], column_encoding=encoding)
     with pa.ipc.new_file(tmp_path / "f.arrow", table.schema) as file:
         file.write_table(table)
     with pa.ipc.new_stream(tmp_path / "s.arrow", table.schema) as stream:
         stream.write_table(table)
     write(tmp_path / "x.csv", as_csv(ROWS))
     write(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS))
-    for name in ("x.parquet", "f.arrow", "s.arrow", "x.csv", "x.jsonl"):
+    for name in ("x.parquet", "d.parquet", "f.arrow", "s.arrow", "x.csv", "x.jsonl"):
         assert read(tmp_path / name) == ROWS, name
     for name in ("x.csv", "x.jsonl"):
         assert read(write(tmp_path / f"{name}.gz", gzip.compress((tmp_path / name).read_bytes()))) == ROWS, name

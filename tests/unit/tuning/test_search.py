@@ -131,7 +131,7 @@ def finished(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_search_with_flipped_labels_or_new_model_is_refused(words: list[str], tmp_path: Path, capsys: Any) -> None:
+def test_search_with_changed_inputs_is_refused(words: list[str], tmp_path: Path, capsys: Any) -> None:
     data, model = tmp_path / "rows.csv", tmp_path / "model"
     data.write_text(Path(words[words.index("--train_file") + 1]).read_text())
     shutil.copytree(words[words.index("--model_name_or_path") + 1], model)
@@ -141,15 +141,24 @@ def test_search_with_flipped_labels_or_new_model_is_refused(words: list[str], tm
         str(data),
         "--model_name_or_path",
         str(model),
+        "--tokenizer_name",
+        str(tmp_path / "words"),
         "--output_dir",
         str(tmp_path / "s"),
     ]
+    shutil.copytree(model, tmp_path / "words")
     assert main([*command, "--trials", "1"]) == 0
     text = data.read_text()
     data.write_text(text.replace(",good", ",?").replace(",bad", ",good").replace(",?", ",bad"))
     assert main([*command, "--trials", "2"]) == 5
     assert "data changed since the first trial" in capsys.readouterr().err
     data.write_text(text)
+    file = tmp_path / "words" / "tokenizer.json"
+    words_before = file.read_text()
+    file.write_text(words_before.replace('"lowercase": true', '"lowercase": false'))
+    assert main([*command, "--trials", "2"]) == 5
+    assert "the tokenizer changed since the first trial" in capsys.readouterr().err
+    file.write_text(words_before)
     save_tiny_bert(model, seed=7)
     assert main([*command, "--trials", "2"]) == 5
     assert "the base model changed since the first trial" in capsys.readouterr().err
