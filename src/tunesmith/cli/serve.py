@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags = {
         "--workers N": "Number of worker processes. Default: 1.",
         "--max_error RATE": 'Mark predictions as "answered" only if they are sure enough for this error rate, such as 0.02.',
+        "--max_error_per_class": "Keep the limit of --max_error for every predicted class.",
         "--log_requests": "Log one JSON line per request to stderr, without texts.",
     }
     add_flags(parser, MODEL | flags, workers=1)
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
 
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)  # torch reads it when it is imported, which is later
-    make_service = partial(_make_service, args.run, args.log_requests, args.max_error)
+    limit = {"max_error": args.max_error, "per_class": args.max_error_per_class}
+    make_service = partial(_make_service, args.run, args.log_requests, limit)
     key = os.environ.get("TUNESMITH_SERVE_KEY") or load_token(key_file(), new=args.new_token)
     if len(key) < MIN_KEY:
         problem = f"TUNESMITH_SERVE_KEY has only {len(key)} characters"
@@ -56,12 +58,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _make_service(folder: str, log_requests: bool, max_error: float | None) -> Any:
+def _make_service(folder: str, log_requests: bool, limit: dict[str, Any]) -> Any:
     from tunesmith.inference.service import PredictionService
 
     if log_requests:
         log_to_stderr()
-    return PredictionService(folder, max_error=max_error)
+    return PredictionService(folder, **limit)
 
 
 def _print_address(args: argparse.Namespace, address: str) -> None:

@@ -137,11 +137,14 @@ class LiveModel:
         load: Callable[[Path], Any] = load_on_cpu,
         *,
         max_error: float | None = None,
+        per_class: bool = False,
         on_reload: Callable[[str | None], None] = lambda problem: None,
     ) -> None:
         self.folder = folder
         self.max_error = max_error
-        self._load = load if max_error is None else lambda folder: load(folder).abstaining(max_error)
+        self._load = (
+            load if max_error is None else lambda folder: load(folder).abstaining(max_error, per_class=per_class)
+        )
         self._on_reload = on_reload
         self._lock = threading.Lock()
         self._model: Any = None
@@ -299,15 +302,25 @@ class PredictionService(Service):
 
     token_hint = "send the key of the service: Authorization: Bearer KEY"
 
-    def __init__(self, path: str | Path, batcher: Batcher | None = None, *, max_error: float | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        batcher: Batcher | None = None,
+        *,
+        max_error: float | None = None,
+        per_class: bool = False,
+    ) -> None:
         self.name = Path(path).resolve().name
         self.folder = model_folder_of(path).folder
         self.facts = read_facts(self.folder)
         if max_error is not None:
-            self.facts.abstaining(max_error)  # a limit that cannot be kept is reported before the server starts
+            # A limit that cannot be kept is reported before the server starts.
+            self.facts.abstaining(max_error, per_class=per_class)
         self.metrics = Metrics()
         self.ready = False
-        self.batcher = batcher or Batcher(LiveModel(self.folder, max_error=max_error, on_reload=self._reloaded))
+        self.batcher = batcher or Batcher(
+            LiveModel(self.folder, max_error=max_error, per_class=per_class, on_reload=self._reloaded)
+        )
 
     def routes(self) -> list[Route]:
         """Return all routes of the service."""

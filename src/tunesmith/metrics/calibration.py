@@ -381,6 +381,9 @@ class _Sample:
 # --- abstaining -------------------------------------------------------------------------------------------------------
 
 CONFIDENCE = 0.95
+STEPS, FIRST_SHARE, FIRST_ERRORS = 20, 0.2, (3, 2, 1, 0)
+"""Thresholds that are tested after the first one. That one answers at least this share of the examples, and enough to pass with 3
+errors, or with fewer if that requires more than half of them (docs/research/abstain.md)."""
 MOST_EXAMPLES = 20_000
 """Held-out examples that are stored with a model."""
 
@@ -457,18 +460,18 @@ class Abstention:
 def choose_thresholds(
     held_out: HeldOut, max_error: float, names: Sequence[str], *, per_class: bool = False
 ) -> Abstention:
-    """Return the lowest threshold (per class: of each predicted class) whose error bound is at most `max_error`.
+    """Return a low threshold (per class: of each predicted class) whose error rate is at most `max_error` with 95% confidence.
 
     Raises a DataError with the reason if there is none.
     """
-    groups = (
-        [held_out.predicted == k for k in range(len(names))] if per_class else [np.full(len(held_out.predicted), True)]
-    )
-    found = [_lowest(held_out.confidence[group], held_out.correct[group], max_error) for group in groups]
+    every = np.full(len(held_out.predicted), True)
+    groups = [held_out.predicted == k for k in range(len(names))] if per_class else [every]
+    found = [_test_thresholds(held_out.confidence[some], held_out.correct[some], max_error) for some in groups]
     thresholds = tuple(found if per_class else found * len(names))
     answered = held_out.confidence >= np.asarray(thresholds)[held_out.predicted]
     if not answered.any():
-        raise _impossible(held_out, max_error, per_class=per_class)
+        largest = max(groups, key=np.count_nonzero)
+        raise _impossible(held_out.correct[largest][np.argsort(-held_out.confidence[largest])], max_error, per_class)
     errors = int((answered & ~held_out.correct).sum())
     return Abstention(max_error, thresholds, int(answered.sum()), errors, len(held_out.correct))
 
@@ -487,31 +490,62 @@ def _by_threshold(confidence: Any, correct: Any) -> tuple[Any, Any, Any]:
     return last + 1, np.cumsum(~correct[order])[last], ordered[last]
 
 
-def _lowest(confidence: Any, correct: Any, max_error: float) -> float:
+def _test_thresholds(confidence: Any, correct: Any, max_error: float) -> float:
+    """Return the last threshold before the first one that fails; infinity if the first one does.
+
+    Thresholds become lower in steps that are fixed before any answer is looked at, so that the risk of all tests together is that
+    of one test (fixed-sequence testing): the first one whose true error rate is above the limit passes in at most 5% of cases.
+    """
     count, errors, thresholds = _by_threshold(confidence, correct)
-    log_factorial = np.append(0.0, np.cumsum(np.log(np.arange(1, len(confidence) + 1))))
-    for k, e, threshold in zip(count[::-1].tolist(), errors[::-1].tolist(), thresholds[::-1].tolist(), strict=True):
-        if e > max_error * k:
-            continue
-        j = np.arange(
-            e + 1
-        )  # P(at most e errors in k examples) if the error rate is max_error; the runtime has no scipy
-        logs = log_factorial[k] - log_factorial[j] - log_factorial[k - j] + j * math.log(max_error)
-        if np.exp(logs + (k - j) * math.log1p(-max_error)).sum() <= (1 - CONFIDENCE) / 2:
-            return float(threshold)
-    return math.inf
+    chosen = math.inf
+    for place in np.searchsorted(count, _tested_counts(len(confidence), max_error)):
+        if _chance_of(int(errors[place]), count[place], max_error) > 1 - CONFIDENCE:
+            break
+        chosen = float(thresholds[place])
+    return chosen
 
 
-def _impossible(held_out: HeldOut, max_error: float, *, per_class: bool) -> DataError:
-    needed = math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log1p(-max_error))
-    examples, kind = len(held_out.correct), " of one class" if per_class else ""
+def _tested_counts(examples: int, max_error: float) -> Array:
+    """Return how many examples each tested threshold answers, strictest first; none if there are too few examples."""
+    first = next(
+        (n for e in FIRST_ERRORS if (n := _fewest_passing(e, max_error)) <= examples / 2), _fewest_passing(0, max_error)
+    )
+    if first > examples:
+        return np.zeros(0, dtype=np.int64)
+    return np.linspace(max(first, FIRST_SHARE * examples), examples, STEPS + 1).round().astype(np.int64)
+
+
+def _fewest_passing(errors: int, max_error: float) -> int:
+    """Return the number of examples that pass the test with this many errors."""
+    low, high = errors, math.ceil((errors + 1) * math.log(1 - CONFIDENCE) / math.log1p(-max_error))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _chance_of(errors, middle, max_error) <= 1 - CONFIDENCE else (middle, high)
+    return high
+
+
+def _chance_of(errors: int, count: int, rate: float) -> float:
+    """Return the probability of at most this many errors in `count` examples; the runtime has no scipy."""
+    logs = [
+        math.lgamma(count + 1)
+        - math.lgamma(e + 1)
+        - math.lgamma(count - e + 1)
+        + e * math.log(rate)
+        + (count - e) * math.log1p(-rate)
+        for e in range(errors + 1)
+    ]
+    return math.fsum(map(math.exp, logs))
+
+
+def _impossible(correct: Any, max_error: float, per_class: bool) -> DataError:
+    """`correct` are the held-out examples, or those of the most frequent class, the most confident first."""
+    needed, examples, kind = _fewest_passing(0, max_error), len(correct), " of one class" if per_class else ""
     if examples < needed:
         reason = f"at least {needed:,} held-out examples{kind} are needed, and there are {examples:,}"
     else:
-        lowest = min(error for share, error in coverage_curve(held_out) if share * examples >= needed)
-        reason = (
-            f"the lowest error rate of {needed:,} or more of the {examples:,} held-out examples{kind} is {lowest:.2%}"
-        )
+        count = int(_tested_counts(examples, max_error)[0])
+        wrong = int((~correct[:count]).sum())
+        reason = f"{wrong:,} of the {count:,} most confident held-out examples{kind} are wrong ({wrong / count:.2%})"
     problem = (
         f"no threshold keeps the error rate at {max_error:.2%} or below with {CONFIDENCE:.0%} confidence: {reason}"
     )

@@ -53,7 +53,7 @@ def test_predict_adds_the_column_answered(home: Path, capsys: pytest.CaptureFixt
 def test_impossible_limit_fails_with_the_reason(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["predict", str(home / "run"), "--input", str(home / "validation.csv"), "--output", str(home / "no.csv")]
     assert main([*words, "--max_error", "0.001"]) == 3
-    assert "at least 3,688 held-out examples are needed, and there are 300" in capsys.readouterr().err
+    assert "at least 2,995 held-out examples are needed, and there are 300" in capsys.readouterr().err
     assert not (home / "no.csv").exists()
 
 
@@ -88,12 +88,14 @@ def test_exported_model_and_server_match_the_run(home: Path) -> None:
     texts = pd.read_csv(home / "validation.csv")["text"].tolist()[:40]
     careful = Predictor.load(home / "run", use_cpu=True).abstaining(0.12)
     assert Predictor.load(exported).abstaining(0.12).predict(texts) == careful.predict(texts)
-    service = PredictionService(home / "run", max_error=0.12)
-    app = make_app(service, Access.for_port("k" * 32, 80))
-    with TestClient(app, base_url="http://localhost:80") as client:
-        headers = {"Authorization": "Bearer " + "k" * 32}
-        found = client.post("/predict", json={"texts": texts}, headers=headers).json()["results"]
-    assert [one["label"] if one["answered"] else None for one in found] == careful.predict(texts)
+    for per_class in (False, True):
+        careful = Predictor.load(home / "run", use_cpu=True).abstaining(0.12, per_class=per_class)
+        service = PredictionService(home / "run", max_error=0.12, per_class=per_class)
+        app = make_app(service, Access.for_port("k" * 32, 80))
+        with TestClient(app, base_url="http://localhost:80") as client:
+            headers = {"Authorization": "Bearer " + "k" * 32}
+            found = client.post("/predict", json={"texts": texts}, headers=headers).json()["results"]
+        assert [one["label"] if one["answered"] else None for one in found] == careful.predict(texts)
 
 
 def test_report_shows_the_coverage_curve(home: Path) -> None:

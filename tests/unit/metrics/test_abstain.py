@@ -32,26 +32,38 @@ def test_bound_is_kept_on_new_examples_in_95_percent_of_draws():
     assert answered > 0.5
 
 
-def test_threshold_is_the_lowest_that_passes_the_exact_test():
+def test_uninformative_confidence_keeps_the_limit():
+    rng = np.random.default_rng(6)
+    chosen = 0
+    for _ in range(400):
+        correct = rng.random(500) >= 0.1
+        held_out = HeldOut(rng.random(500), np.zeros(500, dtype=int), correct)
+        try:
+            chosen += choose_thresholds(held_out, 0.0999, ("a", "b")).answered > 0
+        except DataError:
+            continue
+    assert chosen <= 20, "every threshold has an error rate of 10%"
+
+
+def test_answered_examples_pass_and_one_step_more_fails():
     _, _, held_out = draw(np.random.default_rng(1), 800)
     chosen = choose_thresholds(held_out, 0.1, ("a", "b"))
-    assert binom.cdf(chosen.errors, chosen.answered, 0.1) <= 0.025
-    lower = sorted({c for c in held_out.confidence if c < chosen.thresholds[0]})
-    for threshold in lower:
-        kept = held_out.confidence >= threshold
-        assert binom.cdf((kept & ~held_out.correct).sum(), kept.sum(), 0.1) > 0.025
+    assert binom.cdf(chosen.errors, chosen.answered, 0.1) <= 0.05
+    step = 800 * (1 - 0.2) / 20
+    more = np.argsort(-held_out.confidence)[: round(chosen.answered + step)]
+    assert binom.cdf((~held_out.correct[more]).sum(), len(more), 0.1) > 0.05
 
 
 def test_too_few_examples_are_refused_with_the_number_needed():
     _, _, held_out = draw(np.random.default_rng(2), 100)
-    with pytest.raises(DataError, match="at least 183 held-out examples are needed, and there are 100"):
+    with pytest.raises(DataError, match="at least 149 held-out examples are needed, and there are 100"):
         choose_thresholds(held_out, 0.02, ("a", "b"))
 
 
 def test_unreachable_limit_is_refused_with_the_lowest_error_rate():
     table = np.tile([0.2, 0.8], (2000, 1))
     labels = (np.arange(2000) % 10 != 0).astype(int)
-    with pytest.raises(DataError, match=r"the lowest error rate of 183 or more of the 2,000 .* is 10.00%"):
+    with pytest.raises(DataError, match=r"40 of the 400 most confident held-out examples are wrong \(10.00%\)"):
         choose_thresholds(HeldOut.of(table, table.argmax(axis=1), labels), 0.02, ("a", "b"))
 
 
