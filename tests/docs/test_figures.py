@@ -184,3 +184,32 @@ def test_every_measurement_file_is_described_on_a_research_page() -> None:
     files = {path.name for path in MEASUREMENTS.iterdir()}
     assert {name for name in files if name not in pages} == set()
     assert set(re.findall(r"\b[a-z_0-9]+\.(?:json\.gz|npz)\b", pages)) <= files
+
+
+def test_abstaining_table_matches_measurements() -> None:
+    page = (RESEARCH / "abstain.md").read_text(encoding="utf-8")
+    found = measured("abstain.json")["results"]
+    for one in found:
+        shares = [f"{one[name]:.2f}" for name in ("coverage", "known_threshold", "best_possible")]
+        limits = [f"{one['calibration_examples']:,}", f"{one['error']:.1%}", f"{one['limit']:.1%}"]
+        cells = [one["task"], *limits, str(one["exceeded"]), str(one["refused"]), *shares]
+        assert f"| {' | '.join(cells)} |" in page
+    exceeded, draws = (sum(one[name] for one in found) for name in ("exceeded", "draws"))
+    answered = draws - sum(one["refused"] for one in found)
+    assert f"{exceeded} of {draws:,} splits ({exceeded / draws:.1%})" in words_of("docs/research/abstain.md")
+    assert f"{answered:,} splits with a threshold ({exceeded / answered:.1%})" in words_of("docs/research/abstain.md")
+
+
+def test_machine_label_figures_match_measurements() -> None:
+    page = words_of("docs/research/machine_labels.md")
+    runs = measured("gold_labels.json")
+    for llm, name in ((True, "yes"), (False, "no")):
+        held_out = [one for one in runs if one["llm_label"] is llm and one["task"] in ("trec", "subj", "news6")]
+        right, wrong, corrected = (sum(one["probe"][k] for one in held_out) for k in range(3))
+        assert f"{(corrected - wrong) / (right - wrong):.0%}" in page
+        for task in {one["task"] for one in runs}:
+            some = [one for one in runs if one["task"] == task and one["llm_label"] is llm]
+            right, wrong, corrected = (100 * sum(one["probe"][k] for one in some) / len(some) for k in range(3))
+            cells = f"{right:.1f} | {wrong:.1f} | {corrected:.1f}"
+            assert re.search(rf"\| {task} \| {name} \| [^\n]*{re.escape(cells)}", page)
+    assert min(one["probe"][2] - one["probe"][1] for one in runs) >= -0.0005

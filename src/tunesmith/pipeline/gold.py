@@ -6,8 +6,9 @@
 Every score of the run is on gold labels. The confusion matrix P(machine label | true label) is estimated from two sources: gold
 examples whose machine label is in the column `llm_label`, and the training examples. For the latter, a linear probe predicts
 each example without having seen it, and its predictions are calibrated on gold examples; the matrix is the most likely one if
-machine labels depend only on the true label. A training label then becomes the probability of each class given the machine
-label and the prediction. The gold examples of the test role take no part in this.
+machine labels depend only on the true label. They say how probable each class is, given the machine label and the prediction.
+If another class is probable enough, these probabilities replace the training label. The gold examples of the test role take no
+part in this.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ SHOWN = 10
 PRIOR_ROWS, PRIOR_RIGHT = 25.0, 0.9
 """Before any example is seen, the matrix counts as known from this many examples per class, of which this share is right. Without
 it, features that say little about the labels would allow any matrix."""
+SURE = 0.8
+"""A machine label is corrected if another class has at least this probability (docs/research/machine_labels.md)."""
 ROUNDS = 50
 FOLDS = 5
 FEWEST = 40
@@ -195,11 +198,17 @@ class _Examples:
             self.train[train], self.train_logits[train], self.gold[gold], self.gold_logits[gold], self.human[gold]
         )
 
-    def posterior(self, train: Array, logits: Array) -> Array:
+    def posterior(self, machine: Array, logits: Array) -> Array:
         """Return the probability of each class for examples with these machine labels and logits."""
         scale, shift, matrix = self.fit()
-        found = softmax(scale * logits + shift) * matrix[:, train].T
+        found = softmax(scale * logits + shift) * matrix[:, machine].T
         return np.asarray(found / found.sum(axis=1, keepdims=True))
+
+    def correct(self, machine: Array, logits: Array) -> Array:
+        """Return machine labels as probabilities: those of `posterior` for each label that is probably wrong."""
+        found = self.posterior(machine, logits)
+        wrong = (found.argmax(axis=1) != machine) & (found.max(axis=1) >= SURE)
+        return np.where(wrong[:, None], found, np.eye(logits.shape[1])[machine])
 
     def fit(self) -> tuple[float, Array, Array]:
         """Return scale and shift that calibrate logits on gold examples, and the most likely confusion matrix."""
@@ -243,7 +252,7 @@ def find_targets(run: LoadedRun, gold: Gold) -> tuple[Array | None, list[str], d
     The probabilities are None if the machine labels are kept. The decision uses gold examples of the validation split, each with
     a confusion matrix estimated from the others: with machine labels in the gold file, corrected ones must be right more often,
     and a linear probe trained on corrected labels must not be worse by more than one standard error. Without them, the linear
-    probe must be better by more than that.
+    probe must be better.
     """
     import torch
 
@@ -270,27 +279,26 @@ def find_targets(run: LoadedRun, gold: Gold) -> tuple[Array | None, list[str], d
     for k in range(FOLDS):
         inside = fold == k
         others = data.pick(np.arange(len(machine)), np.flatnonzero(~inside))
-        after[inside] = predict_gold(others.posterior(machine, logits))[inside]
+        after[inside] = predict_gold(others.correct(machine, logits))[inside]
         if gold.agreement is not None:
-            relabeled[inside] = others.posterior(data.gold[inside], data.gold_logits[inside]).argmax(axis=1)
+            relabeled[inside] = others.correct(data.gold[inside], data.gold_logits[inside]).argmax(axis=1)
     gains = (after == human).astype(np.float64) - (before == human)
-    error = float(gains.std() / len(gains) ** 0.5)
     scores = f"{(after == human).mean():.1%} instead of {(before == human).mean():.1%}"
     shown = f"a linear probe predicts {scores} of the gold validation examples correctly"
     lines, agreement = [], gold.agreement
     if agreement is None:
-        helps = bool(gains.mean() > error)
+        helps = bool(gains.mean() > 0)
         agreement = estimate_agreement(data, labels.names)
         lines.append(describe_agreement(agreement, "training examples", "are right for an estimated"))
     else:
         right = [float((found == human).mean()) for found in (data.gold, relabeled)]
-        helps = right[1] > right[0] and bool(gains.mean() >= -error)
+        helps = right[1] > right[0] and bool(gains.mean() >= -gains.std() / len(gains) ** 0.5)
         shown = f"{right[1]:.1%} instead of {right[0]:.1%} of the gold validation examples have the right label, and {shown}"
-    targets = data.posterior(machine, logits).round(4)
+    targets = data.correct(machine, logits).round(4)
     targets /= targets.sum(axis=1, keepdims=True)
     changed = int((targets.argmax(axis=1) != machine).sum())
-    what = f"become probabilities, {changed:,} with a different most probable class" if helps else "are kept"
-    lines.append(f"Machine labels of {len(machine):,} training examples {what}: with the correction, {shown}.")
+    what = f"{changed:,} of {len(machine):,} machine labels are corrected" if helps else "Machine labels are kept"
+    lines.append(f"{what}: with the correction, {shown}.")
     facts = {"agreement": agreement, "confusion": data.fit()[2].round(4).tolist(), "corrected": helps}
     return targets if helps else None, lines, facts
 
