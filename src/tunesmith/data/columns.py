@@ -324,7 +324,8 @@ def infer_columns(sources: Mapping[str, Source], config: RunConfig | None = None
     notes = dict.fromkeys(source.note for source in sources.values() if source.note is not None)
     used = {*text, label, *train.label_parts(label), config.label_confidence_column_name}
     unused = [name for name in train.column_names if name not in used]
-    why_unused = (f"Not used: {first_few(list(map(repr, unused)), 8)}.",) if unused else ()
+    hint = "tunesmith audit measures whether a column helps"
+    why_unused = (f"Not used: {first_few(list(map(repr, unused)), 8)} ({hint}).",) if unused else ()
     why = (*notes, why_text, why_label, why_task, *why_unused)
     return Columns(input_columns(text), label, task, why, glue_labels, text if len(text) > 2 else ())
 

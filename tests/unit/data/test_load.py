@@ -59,7 +59,7 @@ def test_pair_columns_are_recognized_by_name(pair: tuple[str, str]) -> None:
     found = columns_of(data)
     assert (found.text, found.label, found.task) == (pair, "label", Task.BINARY)
     assert all(why.endswith(".") for why in found.why)
-    assert found.why[3:] == ("Not used: 'idx'.",)
+    assert found.why[3:] == ("Not used: 'idx' (tunesmith audit measures whether a column helps).",)
 
 
 @pytest.mark.parametrize(
