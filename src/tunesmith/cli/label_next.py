@@ -104,6 +104,8 @@ def write_next(output: Path, found: NextLabels, tool: str) -> None:
         write_table(output, table)
         return
     label = found.facts.label_column or "label"
+    if "," in label:  # columns of probabilities
+        label = "label"
     text = (found.facts.text_columns or ("text",))[0]
     records: list[object] = []
     for one in found.examples:

@@ -66,6 +66,27 @@ def test_annotation_tool_file_reads_back_with_the_same_texts(home: Path, tmp_pat
     assert {"prediction", "probability"} <= set(table.column_names)
 
 
+def test_suggestion_for_soft_labels_is_for_the_control_label(home: Path, tmp_path: Path) -> None:
+    soft = [
+        {"text": text, "p_good": 0.9 if good else 0.2, "p_bad": 0.1 if good else 0.8} for text, good in sentences(60)
+    ]
+    finetune(
+        train_file=write_csv(tmp_path / "soft.csv", soft),
+        label_column_name="p_good,p_bad",
+        model_name_or_path=home / "tiny",
+        output_dir=tmp_path / "run",
+        cache_dir=tmp_path,
+        max_steps=1,
+        use_cpu=True,
+    )
+    words = ["--unlabeled", str(home / "new.csv"), "--next", "2", "--output", str(tmp_path / "next.json")]
+    assert main(["audit", str(tmp_path / "run"), *words]) == 0
+    for one in json.loads((tmp_path / "next.json").read_text()):
+        (choice,) = one["predictions"][0]["result"]
+        assert choice["from_name"] == "label"
+        assert choice["value"]["choices"][0] in ("good", "bad")
+
+
 def test_invalid_requests_are_refused(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def fails(code: int, message: str, *words: Any) -> None:
         assert main(["audit", *map(str, words)]) == code
