@@ -182,6 +182,22 @@ def test_small_budget_is_announced_and_trains_auto_only(
     assert metrics[0] == metrics[1]
 
 
+def test_small_budget_skips_the_pair_warm_up(home: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    rows = [{"premise": text, "hypothesis": text, "label": "good" if good else "bad"} for text, good in sentences(80)]
+    file = write_csv(tmp_path / "pairs.csv", rows)
+    monkeypatch.setattr(best, "TIMED_READS", 1)
+    monkeypatch.setattr(Clock, "left", lambda self: 1e-9 if self.reserve != best.PAGES_SECONDS else 1e9)
+    command = words(home, tmp_path / "run", "--train_file", str(file))
+    for name in ("--max_steps", "--test_file"):
+        del command[command.index(name) : command.index(name) + 2]
+    assert main(command) == 0
+    assert "is enough only for auto, without a pair warm-up" in capsys.readouterr().err
+    files = [tmp_path / "run" / name / "run.yaml" for name in ("tries/auto-fold-1", ".")]
+    trial, final = (load_config(file, need_data=False).pair_start for file in files)
+    assert trial
+    assert final == 0
+
+
 def test_steps_stay_within_the_budget(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """Each step counts as a second; time is reserved for the final run."""
     taken = [0]
