@@ -19,6 +19,7 @@ from tunesmith.data.labels import (
     NUMBER,
     OFF,
     ON,
+    are_lists_of_one,
     class_names,
     find_separator,
     is_list_type,
@@ -366,7 +367,8 @@ def _choose_task(
     found = None if separator == "none" or class_names(source, label) else find_separator(survey.counts)
     if found == ",":
         _ask(source, f"do cells of {label!r} contain several labels separated by comma?", "--label_separator comma")
-    if found is not None:
+    single = single or are_lists_of_one(survey.counts)
+    if found is not None and not single:
         what = "lists" if found == "json" else f"labels separated by {found!r} (--label_separator none: one label)"
         return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} contain {what}."
     if do_regression is None and survey.looks_like_scores:

@@ -248,6 +248,14 @@ def split_cell(cell: str | None, separator: str) -> list[str]:
     return [str(value) for value in found]
 
 
+def are_lists_of_one(cells: Mapping[str, int]) -> bool:
+    """Return whether every cell is a list of one label that is written as text."""
+    try:
+        return find_separator(cells) == "json" and {len(split_cell(cell, "json")) for cell in cells} == {1}
+    except ValueError:
+        return False
+
+
 def strip_invisible(text: str) -> str:
     """Return the text without invisible characters: zero-width spaces and joiners, direction marks."""
     return "".join(char for char in text if unicodedata.category(char) not in ("Cf", "Cc"))
@@ -657,15 +665,14 @@ def _numbers(cells: Any, source: Source, column: str, start: int) -> Any:
 def unwrap_single_labels(sources: Mapping[str, Source], columns: Columns) -> dict[str, Source]:
     """Replace lists of one label by that label, for tasks with one label per row."""
     label = columns.label
-    return {
-        split: _unwrap(source, label)
-        if columns.task is not Task.MULTILABEL
-        and label in source.column_names
-        and is_list_type(source.type_of(label))
-        and not class_names(source, label)
-        else source
-        for split, source in sources.items()
-    }
+    found = dict(sources)
+    for split, source in sources.items():
+        if columns.task is Task.MULTILABEL or label not in source.column_names or class_names(source, label):
+            continue
+        if are_lists_of_one(survey_labels(source, label).counts):
+            source = _split_cells(source, label, "json")
+        found[split] = _unwrap(source, label) if is_list_type(source.type_of(label)) else source
+    return found
 
 
 def _unwrap(source: Source, label: str) -> Source:

@@ -15,7 +15,7 @@ from tunesmith.config.options import Reading
 from tunesmith.data.read import DataBundle
 from tunesmith.data.text_files import column_blocks
 from tunesmith.errors import DataError
-from unit.data.messy_files import pick, sentence
+from unit.data.messy_files import pick, sentence, table
 
 ROWS = range(40)
 
@@ -109,6 +109,13 @@ def test_export_is_read_as_text_and_one_label(record: Any, tmp_path: Path) -> No
     assert names == [LABEL(i) for i in ROWS]
     assert found.splits["train"]["text"][:] == [sentence(i) for i in ROWS]
     assert record is doccano or any("is an export of" in note for note in found.notes)
+
+
+def test_lists_of_one_label_in_csv_are_one_label(tmp_path: Path) -> None:
+    table({"text": sentence, "label": lambda i: f"['{LABEL(i)}']"}, rows=len(ROWS))(tmp_path / "x.csv")
+    found = load(tmp_path / "x.csv")
+    assert sorted(found.labels.names) == ["negative", "positive"]
+    assert [found.labels.names[k] for k in found.splits["train"]["labels"]] == [LABEL(i) for i in ROWS]
 
 
 def test_argilla_parquet_is_read(tmp_path: Path) -> None:
