@@ -150,6 +150,19 @@ def test_worst_large_single_text_task_matches_measurements(recipes: SimpleNamesp
     assert f"equal epochs is {task} with {size:,}: {gain:+.1f} (2 seeds)" in words_of("docs/research/recipes.md")
 
 
+def test_ordered_class_scores_match_measurements(recipes: SimpleNamespace) -> None:
+    runs, page = measured("ordered_cpu.json"), words_of("docs/research/recipes.md")
+    gains = recipes.paired_gains(runs, "auto", "hf_equal")
+    assert {len(points) for points in gains.values()} == {3}, "three seeds"
+    for (_, task, _), points in gains.items():
+        means = [
+            100 * statistics.fmean(run["score"] for run in runs if (run["task"], run["recipe"]) == (task, recipe))
+            for recipe in ("auto", "hf_equal")
+        ]
+        row = f"{means[0]:.1f} | {means[1]:.1f} | {statistics.fmean(points):+.1f} |"
+        assert re.search(rf"\| {task}, [a-z-]+ task \| {re.escape(row)}", page)
+
+
 @pytest.mark.parametrize("file", ["pairs_h200.json", "pairs_sizes_h200.json"])
 def test_growth_of_pair_tasks_matches_measurements(recipes: SimpleNamespace, file: str) -> None:
     page = (
