@@ -1,10 +1,11 @@
 """Compare models of three or more rendered columns with those of the best single column and the best pair.
 
     pip install bokeh_sampledata vega_datasets
-    OMP_NUM_THREADS=1 python bench/more_columns.py --model ../shared/models/paraphrase-MiniLM-L3-v2 --output columns.jsonl
+    OMP_NUM_THREADS=1 python bench/more_columns.py --model ../shared/models/paraphrase-MiniLM-L3-v2 --seeds 3
 
 Each task is trained on every single column, on pairs of the best one with each other column, on all columns, and on all
-columns plus a random one ("useless"). Other rows are scored. Finished runs in the output file are not repeated.
+columns plus a random one ("useless"). Later seeds repeat only the best one or two columns of the first one. Up to 1,000 other
+rows are scored. Finished runs in the output file are not repeated.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pandas as pd
 from tunesmith import finetune
 from tunesmith.pipeline.train import RunObserver
 
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "research" / "measurements" / "more_columns.jsonl"
 TEST = 1000
 """Rows that are scored, at most."""
 COLUMNS = {
@@ -57,13 +59,24 @@ def load_task(task: str) -> pd.DataFrame:
     return table[table["label"].isin(common)]
 
 
-def variants(columns: tuple[str, ...], scores: dict[str, float]) -> Iterator[tuple[str, ...]]:
-    """Yield the single columns, then pairs with the best of them, then all columns, without and with a useless one."""
-    yield from ((name,) for name in columns)
-    best = max(columns, key=lambda name: scores[name])
-    yield from ((best, name) for name in columns if name != best)
+def variants(columns: tuple[str, ...], first: dict[tuple[str, ...], float], seed: int) -> Iterator[tuple[str, ...]]:
+    """Yield single columns, pairs with the best of them, all columns, and all with a useless one.
+
+    `first` are the accuracies with the first seed. With other seeds, only its best one or two columns are tried.
+    """
+    if seed == 0:
+        yield from ((name,) for name in columns)
+        best = max(columns, key=lambda name: first[name,])
+        yield from ((best, name) for name in columns if name != best)
+    else:
+        yield best_of(first)
     yield columns
     yield (*columns, "useless")
+
+
+def best_of(first: dict[tuple[str, ...], float]) -> tuple[str, ...]:
+    """Return the one or two columns with the highest accuracy."""
+    return max((columns for columns in first if len(columns) < 3), key=lambda columns: first[columns])
 
 
 def score(table: pd.DataFrame, columns: tuple[str, ...], seed: int, args: argparse.Namespace) -> float:
@@ -100,29 +113,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--tasks", nargs="+", default=list(COLUMNS))
-    parser.add_argument("--rows", type=int, default=600, help="rows to train on")
+    parser.add_argument("--rows", type=int, default=300, help="rows to train on")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--output", type=Path, default=Path("columns.jsonl"))
+    parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     known = [json.loads(line) for line in args.output.read_text().splitlines()] if args.output.exists() else []
-    done = {(one["task"], one["seed"], ",".join(one["columns"])): one["accuracy"] for one in known}
-    for seed in range(args.seeds):
-        for task in args.tasks:
-            table, scores = load_task(task), {}
-            for columns in variants(COLUMNS[task], scores):
-                start, name = time.perf_counter(), ",".join(columns)
-                if (task, seed, name) not in done:
-                    done[task, seed, name] = score(table, columns, seed, args)
-                    line = {"task": task, "seed": seed, "columns": columns, "accuracy": done[task, seed, name]}
+    done = {(one["task"], one["rows"], one["seed"], tuple(one["columns"])): one["accuracy"] for one in known}
+    for task in args.tasks:
+        table, first = load_task(task), dict[tuple[str, ...], float]()
+        for seed in range(args.seeds):
+            scores = first if seed == 0 else {}
+            for columns in variants(COLUMNS[task], first, seed):
+                start, key = time.perf_counter(), (task, args.rows, seed, columns)
+                if key not in done:
+                    done[key] = score(table, columns, seed, args)
+                    line = {"task": task, "rows": args.rows, "seed": seed, "columns": columns, "accuracy": done[key]}
                     with args.output.open("a") as out:
                         out.write(json.dumps({**line, "seconds": round(time.perf_counter() - start, 1)}) + "\n")
-                scores[name] = done[task, seed, name]
-            every = ",".join(COLUMNS[task])
-            best = max((name for name in scores if name.count(",") < 2), key=lambda name: scores[name])
-            with_useless = scores[f"{every},useless"]
+                scores[columns] = done[key]
+            best, every = best_of(first), COLUMNS[task]
+            with_useless = scores[*every, "useless"]
             print(
-                f"{task} seed {seed}: best of one or two ({best}) {scores[best]:.4f}, all {scores[every]:.4f} "
+                f"{task} seed {seed}: best of one or two ({', '.join(best)}) {scores[best]:.4f}, all {scores[every]:.4f} "
                 f"({100 * (scores[every] - scores[best]):+.1f}), with a useless column {with_useless:.4f} "
                 f"({100 * (with_useless - scores[every]):+.1f})",
                 flush=True,

@@ -226,3 +226,18 @@ def test_machine_label_figures_match_measurements() -> None:
             cells = f"{right:.1f} | {wrong:.1f} | {corrected:.1f}"
             assert re.search(rf"\| {task} \| {name} \| [^\n]*{re.escape(cells)}", page)
     assert min(one["probe"][2] - one["probe"][1] for one in runs) >= -0.0005
+
+
+def test_more_columns_table_matches_measurements() -> None:
+    lines = (MEASUREMENTS / "more_columns.jsonl").read_text(encoding="utf-8").splitlines()
+    page = (RESEARCH / "more_columns.md").read_text(encoding="utf-8")
+    found: dict[tuple[str, int, int], dict[int, float]] = {}
+    for one in map(json.loads, lines):
+        scores = found.setdefault((one["task"], one["rows"], one["seed"]), {})
+        scores[len(one["columns"])] = max(100 * one["accuracy"], scores.get(len(one["columns"]), 0.0))
+    for (task, rows, seed), scores in found.items():
+        (row,) = re.findall(rf"\| {task} \| {rows} \| {seed} \|[^\n]*", page)
+        assert f"| {max(scores.get(1, 0.0), scores[2]):.1f} (" in row
+        assert f"| {scores[4]:.1f} |" in row
+        assert 5 not in scores or f"| {scores[5]:.1f} |" in row
+        assert (rows, seed) != (500, 0) or f"all columns are {scores[4] - scores[2]:.1f} points better" in page
