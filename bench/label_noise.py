@@ -1,7 +1,9 @@
 """Measure how well the share of wrong training labels is estimated: planted errors, clean and noisy validation labels.
 
-    python bench/label_noise.py --tasks cr trec sick_entailment mrpc     # development tasks
-    python bench/label_noise.py --tasks subj news6 r8                    # held-out tasks
+    python bench/label_noise.py --tasks cr trec sick_entailment mrpc --model ../shared/models/paraphrase-MiniLM-L3-v2
+    python bench/label_noise.py --tasks subj news6 r8 --output docs/research/measurements/label_noise.json
+
+The first tasks are development tasks, the others are held out.
 
 Reads 1,500 training examples per task with a frozen encoder, replaces labels with wrong ones, and estimates the share as a
 run does: from out-of-fold predictions of the linear probe and its predictions of validation examples. Takes minutes on one core.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -86,7 +89,9 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["subj", "news6", "r8"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[300, 1000])
     parser.add_argument("--model", help="folder of the encoder [the bundled all-MiniLM-L6-v2]")
+    parser.add_argument("--output", type=Path, help="write all estimates to this JSON file")
     args = parser.parse_args()
+    written: list[dict[str, Any]] = []
     found: dict[tuple[int, str], list[tuple[float, LabelNoise | None]]] = {}
     for task in args.tasks:
         texts, labels = read_task(task, max(args.sizes) + 500)
@@ -98,6 +103,11 @@ def main() -> None:
                         shown = "no estimate" if noise is None else noise.text()
                         print(f"{task}, {size} examples, {rate:.0%} planted, {kind} validation: {shown}", flush=True)
                         found.setdefault((size, kind), []).append((rate, noise))
+                        estimated = None if noise is None else {"share": noise.share, "low": noise.low, "high": noise.high}
+                        run = {"task": task, "examples": size, "planted": rate, "seed": seed, "validation": kind}
+                        written.append({**run, "estimate": estimated})
+    if args.output:
+        args.output.write_text(json.dumps(written, indent=1) + "\n")
     print(
         "\n| Examples | Validation labels | Estimated | Within 5 points | In the interval | Correct labels called noisy |"
     )

@@ -69,6 +69,11 @@ RUNS = {
     "news6-hf": Run("news6", 160, "stopped_too_early|underfitting", {**HF, "num_train_epochs": 4}),
     "subj-auto": Run("subj", 240, "healthy|calibration_drift"),
     "subj-noise-40-last": Run("subj", 200, "overfitting|label_noise", {**HF, **LAST, "num_train_epochs": 10}, 0.4),
+    "r8-auto": Run("r8", 200, ""),
+    "sick-relatedness-auto": Run("sick_relatedness", 300, ""),
+    "news6-noise-40-auto": Run("news6", 300, "", {}, 0.4),
+    "sick-entailment-last": Run("sick_entailment", 300, "", {**HF, **LAST, "num_train_epochs": 12}),
+    "trec-shuffled": Run("trec", 240, "", {**HF, "num_train_epochs": 6}, change="shuffled"),
 }
 
 
