@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--model", help="folder of the encoder [the bundled all-MiniLM-L6-v2]")
     parser.add_argument("--output", type=Path, help="write all estimates to this JSON file")
     args = parser.parse_args()
+    model = Path(args.model).name if args.model else "all-MiniLM-L6-v2"
     written: list[dict[str, Any]] = []
     found: dict[tuple[int, str], list[tuple[float, LabelNoise | None]]] = {}
     for task in args.tasks:
@@ -103,8 +104,17 @@ def main() -> None:
                         shown = "no estimate" if noise is None else noise.text()
                         print(f"{task}, {size} examples, {rate:.0%} planted, {kind} validation: {shown}", flush=True)
                         found.setdefault((size, kind), []).append((rate, noise))
-                        estimated = None if noise is None else {"share": noise.share, "low": noise.low, "high": noise.high}
-                        run = {"task": task, "examples": size, "planted": rate, "seed": seed, "validation": kind}
+                        estimated = (
+                            None if noise is None else {"share": noise.share, "low": noise.low, "high": noise.high}
+                        )
+                        run = {
+                            "model": model,
+                            "task": task,
+                            "examples": size,
+                            "planted": rate,
+                            "seed": seed,
+                            "validation": kind,
+                        }
                         written.append({**run, "estimate": estimated})
     if args.output:
         args.output.write_text(json.dumps(written, indent=1) + "\n")

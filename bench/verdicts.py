@@ -2,7 +2,7 @@
 
     python bench/verdicts.py RUNS --make      # train the missing runs (20 minutes on one core)
     python bench/verdicts.py RUNS --curves    # curves without verdicts: judge them yourself
-    python bench/verdicts.py RUNS             # the table of docs/research/diagnosis.md
+    python bench/verdicts.py RUNS --output docs/research/measurements/verdicts.json     # the table of docs/research/diagnosis.md
 
 Training labels may be wrong; validation labels are always correct, except in two runs that say so.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
 import random
 import sys
@@ -69,11 +70,11 @@ RUNS = {
     "news6-hf": Run("news6", 160, "stopped_too_early|underfitting", {**HF, "num_train_epochs": 4}),
     "subj-auto": Run("subj", 240, "healthy|calibration_drift"),
     "subj-noise-40-last": Run("subj", 200, "overfitting|label_noise", {**HF, **LAST, "num_train_epochs": 10}, 0.4),
-    "r8-auto": Run("r8", 200, ""),
-    "sick-relatedness-auto": Run("sick_relatedness", 300, ""),
-    "news6-noise-40-auto": Run("news6", 300, "", {}, 0.4),
-    "sick-entailment-last": Run("sick_entailment", 300, "", {**HF, **LAST, "num_train_epochs": 12}),
-    "trec-shuffled": Run("trec", 240, "", {**HF, "num_train_epochs": 6}, change="shuffled"),
+    "r8-auto": Run("r8", 200, "healthy|class_ignored"),
+    "sick-relatedness-auto": Run("sick_relatedness", 300, "overfitting|healthy"),
+    "news6-noise-40-auto": Run("news6", 300, "label_noise|overfitting", {}, 0.4),
+    "sick-entailment-last": Run("sick_entailment", 300, "overfitting", {**HF, **LAST, "num_train_epochs": 12}),
+    "trec-shuffled": Run("trec", 240, "no_signal|label_noise", {**HF, "num_train_epochs": 6}, change="shuffled"),
 }
 
 
@@ -176,6 +177,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--make", action="store_true")
     parser.add_argument("--curves", action="store_true")
+    parser.add_argument("--output", type=Path, help="write the verdicts to this JSON file")
     parser.add_argument("--model", default=str(SHARED / "models" / "paraphrase-MiniLM-L3-v2"))
     args = parser.parse_args()
     for name in RUNS if args.make else ():
@@ -183,7 +185,7 @@ def main() -> int:
             make_run(name, args.folder, args.model)
     from tunesmith.report.build import diagnose_run
 
-    agreed = 0
+    verdicts: dict[str, dict[str, Any]] = {}
     for name, run in RUNS.items() if not args.make else ():
         if not (args.folder / name / "report.html").is_file():
             continue
@@ -191,10 +193,18 @@ def main() -> int:
             print_curves(name, args.folder)
             continue
         first = diagnose_run(args.folder / name)[0]
-        agreed += first.code in run.person.split("|")
-        print(f"| {name} | {run.person.replace('|', ', ')} | {first.code} ({first.confidence:.0%}{first.doubt}) |")
-    if agreed:
-        print(f"{agreed} of {len(RUNS)} agree", file=sys.stderr)
+        person = run.person.split("|")
+        verdicts[name] = {
+            "person": person,
+            "verdict": first.code,
+            "confidence": first.confidence,
+            "agrees": first.code in person,
+        }
+        print(f"| {name} | {', '.join(person)} | {first.code} ({first.confidence:.0%}{first.doubt}) |")
+    if verdicts:
+        print(f"{sum(v['agrees'] for v in verdicts.values())} of {len(verdicts)} agree", file=sys.stderr)
+    if args.output:
+        args.output.write_text(json.dumps(verdicts, indent=1) + "\n")
     return 0
 
 

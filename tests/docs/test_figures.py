@@ -241,3 +241,43 @@ def test_more_columns_table_matches_measurements() -> None:
         assert f"| {scores[4]:.1f} |" in row
         assert 5 not in scores or f"| {scores[5]:.1f} |" in row
         assert (rows, seed) != (500, 0) or f"all columns are {scores[4] - scores[2]:.1f} points better" in page
+
+
+def test_verdicts_of_a_person_match_measurements() -> None:
+    verdicts, page = measured("verdicts.json"), words_of("docs/research/diagnosis.md")
+    assert f"{sum(run['agrees'] for run in verdicts.values())} of {len(verdicts)} agree" in page
+    for name, run in verdicts.items():
+        person = ", ".join(run["person"]).replace("_", " ")
+        agrees = "yes" if run["verdict"] in run["person"] else "no"
+        assert f"| {name} | {person} | {run['verdict'].replace('_', ' ')} | {agrees} |" in page
+
+
+def test_label_noise_figures_match_measurements() -> None:
+    page = words_of("docs/research/diagnosis.md")
+    for model in ("all-MiniLM-L6-v2", "paraphrase-MiniLM-L3-v2"):
+        for examples in (300, 1000):
+            for kind in ("clean", "noisy"):
+                runs = [
+                    r
+                    for r in measured("label_noise.json")
+                    if (r["model"], r["examples"], r["validation"]) == (model, examples, kind)
+                ]
+                planted = [r for r in runs if r["planted"]]
+                estimated = [
+                    r for r in planted if r["estimate"] and r["estimate"]["high"] - r["estimate"]["low"] <= 0.2
+                ]
+                near = sum(abs(r["estimate"]["share"] - r["planted"]) < 0.0501 for r in estimated)
+                inside = sum(r["estimate"]["low"] <= r["planted"] <= r["estimate"]["high"] for r in estimated)
+                count = f"{len(estimated)} of {len(planted)}"
+                if model == "all-MiniLM-L6-v2":
+                    assert (
+                        f"| {examples:,} | {kind} | {count} | {near} of {len(estimated)} | {inside} of {len(estimated)} |"
+                        in page
+                    )
+                elif examples == 1000 and kind == "clean":
+                    assert (
+                        f"{count} runs with 1,000 examples and clean validation labels were estimated, {near} of them"
+                        in page
+                    )
+                elif examples == 1000:
+                    assert f"with noisy validation labels {count}, {near} within 5 points" in page
