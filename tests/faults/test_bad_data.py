@@ -73,21 +73,21 @@ def arrow_stream() -> bytes:
 
 LATIN = GOOD.replace("sentence number 4,", "caf\u00e9,").encode("latin-1")
 ENCODINGS = {
-    "latin-1": csv(LATIN, "x.csv:6:4: ", "byte 0xe9 at byte offset", "--encoding cp1252"),
-    "latin-1 in the label": csv(at_line(9, "plain,caf\u00e9").encode("latin-1"), "x.csv:9:10: ", "0xe9"),
-    "latin-1 header": csv(GOOD.replace("text", "t\u00e9xt").encode("latin-1"), "x.csv:1:2: ", "0xe9"),
+    "latin-1": csv(LATIN, "x.csv:6:1: ", "byte 0xe9 at byte offset", "--encoding cp1252"),
+    "latin-1 in the label": csv(at_line(9, "plain,caf\u00e9").encode("latin-1"), "x.csv:9:2: ", "0xe9"),
+    "latin-1 header": csv(GOOD.replace("text", "t\u00e9xt").encode("latin-1"), "x.csv:1:1: ", "0xe9"),
     "latin-1 after a quoted newline": csv(
-        b'text,label\n"a\nb",pos\nx,caf\xe9\n', "x.csv:4:6: ", "byte offset 26", "0xe9"
+        b'text,label\n"a\nb",pos\nx,caf\xe9\n', "x.csv:4:2: ", "byte offset 26", "0xe9"
     ),
     "truncated UTF-8": csv((GOOD + "caf\u00e9").encode()[:-1], "x.csv:22: ", "truncated"),
-    "UTF-16 without a mark": csv(GOOD.encode("utf-16-le"), "x.csv:1:2: ", "NUL", "--encoding utf-16-le"),
+    "UTF-16 without a mark": csv(GOOD.encode("utf-16-le"), "x.csv:1:1: ", "NUL", "--encoding utf-16-le"),
     "UTF-16 cut in half a character": csv(GOOD.encode("utf-16")[:-1], "x.csv:21: ", "truncated"),
     "mark against --encoding": csv(GOOD.encode("utf-8-sig"), "x.csv: ", "byte order mark", encoding="cp1252"),
     "wrong --encoding": csv(at_line(6, "\u3042,pos").encode(), "x.csv:6:1: ", "byte offset", encoding="ascii"),
-    "NUL": csv(at_line(7, "a\0b,pos"), "x.csv:7:2: ", "NUL"),
+    "NUL": csv(at_line(7, "a\0b,pos"), "x.csv:7:1: ", "NUL"),
     "NUL at the start of json lines": json_lines(b"\0" * 99, "x.jsonl:1:1: ", "NUL"),
     "NUL at the start of json": json_file(b"\0" * 99, "x.json:1:1: ", "NUL"),
-    "NUL in tsv": tsv("text\tlabel\na\tb\nc\t\0\n", "x.tsv:3:3: ", "NUL"),
+    "NUL in tsv": tsv("text\tlabel\na\tb\nc\t\0\n", "x.tsv:3:2: ", "NUL"),
     "latin-1 json line": json_lines(jsonl('{"text": "caf\u00e9"}').encode("latin-1"), "x.jsonl:5:14: ", "0xe9"),
 }
 QUOTES = {

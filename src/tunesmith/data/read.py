@@ -393,9 +393,9 @@ def read_source(
                 else:
                     with InputBytes(path, origin, gzipped=gzipped, on_progress=on_progress) as stream:
                         longest = MAX_ARRAY_CHARS if kind == "json" else MAX_RECORD_CHARS
-                        lines = text_lines(stream, origin, encoding=reading.encoding, longest=longest)
-                        if kind in ("csv", "tsv"):
-                            dialect = choose_dialect(kind, reading)
+                        dialect = choose_dialect(kind, reading) if kind in ("csv", "tsv") else None
+                        lines = text_lines(stream, origin, encoding=reading.encoding, longest=longest, dialect=dialect)
+                        if dialect is not None:
                             table, note = _read_delimited(lines, origin, dialect, reading.skip_bad_rows)
                         else:
                             table, note = _read_json(lines, origin, kind)

@@ -203,10 +203,12 @@ MAX_ARRAY_CHARS = 256 << 20
 """The largest .json file that is not JSON lines; it is read whole."""
 
 
-def text_lines(raw: Any, origin: str, *, encoding: str | None, longest: int = MAX_RECORD_CHARS) -> Iterator[str]:
+def text_lines(
+    raw: Any, origin: str, *, encoding: str | None, longest: int = MAX_RECORD_CHARS, dialect: Dialect | None = None
+) -> Iterator[str]:
     """Yield the lines of a binary stream with their ends (LF, CRLF or CR).
 
-    Bytes that are not text and lines of more than `longest` characters are errors with their place.
+    Bytes that are not text and lines of more than `longest` characters are errors with their line and field.
     """
     codec, skip = choose_codec(raw.read(4), encoding, origin)
     raw.seek(skip)
@@ -217,7 +219,9 @@ def text_lines(raw: Any, origin: str, *, encoding: str | None, longest: int = MA
             number += 1
             if "\0" in line:
                 problem, fix = describe_nul(line)
-                raise DataError(problem, where=f"{origin}:{number}:{line.index(chr(0)) + 1}", fix=fix)
+                raise DataError(
+                    problem, where=f"{origin}:{number}{_field_at(line, line.index(chr(0)), dialect)}", fix=fix
+                )
             if len(line) > longest:
                 problem = f"a line of more than {longest >> 20} million characters"
                 fix = "Is this a text file with one record per line?"
@@ -227,9 +231,22 @@ def text_lines(raw: Any, origin: str, *, encoding: str | None, longest: int = MA
         offset = raw.tell() - len(error.object) + error.start
         before = io.StringIO(error.object[: error.start].decode(codec, "replace") + "?", newline="").readlines()
         # The beginning of the line is unknown if it was read before.
-        column = f":{len(before[-1])}" if len(before) > 1 or offset == skip + error.start else ""
+        is_whole = len(before) > 1 or offset == skip + error.start
+        rest = error.object[error.start :].decode(codec, "replace").partition("\n")[0]
+        column = _field_at(before[-1] + rest, len(before[-1]) - 1, dialect) if is_whole else ""
         problem, fix = _describe(error, offset, codec)
         raise DataError(problem, where=f"{origin}:{number + len(before)}{column}", fix=fix) from None
+
+
+def _field_at(line: str, at: int, dialect: Dialect | None) -> str:
+    """Return `:3` for a character in the third field of a line, or the third character of JSON; nothing without fields."""
+    if dialect is None:
+        return f":{at + 1}"
+    if dialect.delimiter not in line:
+        return ""
+    quoting: Any = csv.QUOTE_MINIMAL if dialect.quoting else csv.QUOTE_NONE
+    fields = next(csv.reader([line[:at].replace("\0", "") + "?"], delimiter=dialect.delimiter, quoting=quoting))
+    return f":{len(fields)}"
 
 
 def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, int]:
@@ -537,15 +554,16 @@ def column_blocks(
     origin = str(path)
     dialect = None if kind == "jsonl" else choose_dialect(kind, reading)
     with readable(path, origin), InputBytes(path, origin, gzipped=gzipped) as file:
-        yield from _column_blocks(text_lines(file, origin, encoding=reading.encoding), origin, dialect)
+        lines = text_lines(file, origin, encoding=reading.encoding, dialect=dialect)
+        yield from _column_blocks(lines, origin, dialect)
 
 
 def read_stdin(reading: Reading) -> dict[str, list[Any]]:
     """Return all columns of the csv or JSON lines on stdin; text that starts with a brace is JSON."""
     data = sys.stdin.buffer.read()
-    lines = text_lines(io.BytesIO(data), "stdin", encoding=reading.encoding)
     is_json = data.lstrip()[:1] == b"{"
     dialect = None if is_json else choose_dialect("csv", reading)
+    lines = text_lines(io.BytesIO(data), "stdin", encoding=reading.encoding, dialect=dialect)
     columns = next(fixed_runs(_column_blocks(lines, "stdin", dialect)), None)
     if columns is None:
         raise DataError("has no rows", where="stdin", fix="It needs a header line and at least one row.")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tunesmith.cli.main import main
 from tunesmith.errors import ConfigError
 from tunesmith.runs.folder import Launch, read_launch
 
@@ -83,3 +84,11 @@ def test_no_launcher_is_rank_0_of_1() -> None:
     assert read_launch({}) == Launch(0, 1)
     assert read_launch({"RANK": "", "WORLD_SIZE": "1"}) == Launch(0, 1)
     assert read_launch({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", **meeting}) == Launch(1, 2)
+
+
+def test_half_a_surrogate_pair_in_a_json_key_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a", "label": "x", "\\ud800": 1}\n')
+    run = ["--cache_dir", str(tmp_path), "--output_dir", str(tmp_path / "run")]
+    assert main(["train", "--train_file", str(rows), *run]) == 3
+    assert "rows.jsonl:1: the key '\\ud800' contains half of a surrogate pair" in capsys.readouterr().err

@@ -27,6 +27,24 @@ def test_published_folder_verifies(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
+@pytest.mark.parametrize("file", ["a.bin", "b.json", MANIFEST])
+@pytest.mark.parametrize("damage", ["empty", "short", "flip", "delete"])
+def test_every_damage_to_every_file_is_found(tmp_path: Path, file: str, damage: str) -> None:
+    publish_folder(tmp_path / "x", fill, {"step": 7})
+    path = tmp_path / "x" / file
+    data = path.read_bytes()
+    size = {"empty": 0, "short": len(data) - 1}
+    if damage == "delete":
+        path.unlink()
+    elif damage == "flip":
+        middle = len(data) // 2
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    else:
+        path.write_bytes(data[: size[damage]])
+    with pytest.raises(CheckpointError, match=file.replace(".", r"\.")):
+        verify(tmp_path / "x")
+
+
 def test_changed_manifest_that_parses_is_found(tmp_path: Path) -> None:
     publish_folder(tmp_path / "x", fill, {"step": 7})
     file = tmp_path / "x" / MANIFEST
@@ -35,7 +53,7 @@ def test_changed_manifest_that_parses_is_found(tmp_path: Path) -> None:
         read_manifest(tmp_path / "x")
 
 
-def test_sweep_removes_leftovers_and_restores_a_folder(tmp_path: Path) -> None:
+def test_leftovers_are_removed_and_a_folder_restored(tmp_path: Path) -> None:
     publish_folder(tmp_path / "best", fill, {"step": 1})
     os.rename(tmp_path / "best", tmp_path / ".tmp-old-best-123")
     (tmp_path / ".tmp-checkpoint-4-99").mkdir()
@@ -57,7 +75,7 @@ def test_replaced_folder_keeps_user_files(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["best"]
 
 
-def test_retire_keeps_user_files(tmp_path: Path) -> None:
+def test_deleted_folder_keeps_user_files(tmp_path: Path) -> None:
     publish_folder(tmp_path / "x", fill, {})
     (tmp_path / "x" / "a.txt").write_text("mine")
     delete_folder(tmp_path / "x")

@@ -13,28 +13,42 @@ from conftest import tiny_bert
 from tunesmith.config.options import SCHEDULE_OPTIONS
 from tunesmith.errors import ConfigError
 from tunesmith.training.distributed import make_runtime
-from tunesmith.training.optimizer import count_layers, freeze, param_groups
+from tunesmith.training.optimizer import count_layers, depth_of, freeze, param_groups
 from tunesmith.training.schedule import Schedule, epoch_ends_for, lr_at, warmup_steps_for
 from tunesmith.training.state import BestSoFar
 
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("linear", {}),
+    ("cosine", {"num_cycles": 1.5}),
+    ("cosine_with_restarts", {"num_cycles": 3}),
+    ("polynomial", {"power": 2.0, "lr_end": 1e-6}),
+    ("constant", {}),
+    ("constant_with_warmup", {}),
+    ("inverse_sqrt", {"timescale": 7}),
+    ("cosine_with_min_lr", {"min_lr": 1e-6}),
+    ("cosine_warmup_with_min_lr", {"min_lr": 1e-6, "warmup_lr_rate": 0.05}),
+    ("warmup_stable_decay", {"num_decay_steps": 9, "min_lr_ratio": 0.1, "decay_type": "1-sqrt"}),
+]
 
+
+@pytest.mark.parametrize("warmup", [0, 10])
+@pytest.mark.parametrize(("kind", "options"), CASES)
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*")
-def test_learning_rates_equal_transformers_at_every_step() -> None:
-    total, peak, options = 53, 5e-5, {"power": 2.0, "lr_end": 1e-6}
+def test_schedule_equals_transformers_at_every_step(kind: str, options: dict[str, Any], warmup: int) -> None:
+    total, peak = 53, 5e-5
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
-    oracle = get_scheduler("polynomial", optimizer, 10, total, scheduler_specific_kwargs=dict(options))
-    ours = Schedule("polynomial", peak, 10, total, options)
+    oracle = get_scheduler(
+        kind,
+        optimizer=optimizer,
+        num_warmup_steps=warmup,
+        num_training_steps=total,
+        scheduler_specific_kwargs=dict(options),
+    )
+    ours = Schedule(kind, peak, warmup, total, options)
     for step in range(total + 5):
         assert lr_at(step, ours) == pytest.approx(oracle.get_last_lr()[0], abs=1e-12 * peak, rel=1e-12)
         optimizer.step()
         oracle.step()
-
-
-@pytest.mark.parametrize("kind", SCHEDULE_OPTIONS)
-def test_every_schedule_starts_from_its_name(kind: str) -> None:
-    options = {"num_decay_steps": 9} if kind == "warmup_stable_decay" else {}
-    options |= {"min_lr": 1e-6} if "min_lr" in kind else {}
-    assert 0 < lr_at(10, Schedule(kind, 5e-5, 10, 53, options)) <= 5e-5
 
 
 def test_unknown_schedule_names_the_nearest() -> None:
@@ -51,6 +65,13 @@ def test_schedule_options_are_those_of_transformers() -> None:
     for kind, names in SCHEDULE_OPTIONS.items():
         taken = set(inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(kind)]).parameters) - given
         assert set(names) == taken, kind
+
+
+def test_depth_of_each_architecture_is_known() -> None:
+    assert depth_of("distilbert.transformer.layer.4.ffn.lin1.weight", 6) == 5
+    assert depth_of("roberta.embeddings.LayerNorm.weight", 6) == 0
+    assert depth_of("model.layers.3.mlp.Wi.weight", 6) == 4
+    assert depth_of("classifier.out_proj.weight", 6) == 7
 
 
 def test_layerwise_decay_shrinks_from_head_to_embeddings() -> None:
