@@ -199,9 +199,13 @@ def add_token(data: dict[str, Any]) -> None:
 TRAIN, TOKENIZER = "the training data changed", "the tokenizer changed"
 CONFIG, WEIGHTS = "the config of the base model changed", "the weights of the base model changed"
 SETTINGS: dict[str, Any] = {
-    "max_train_samples": 40, "max_seq_length": 8, "seed": 43, "per_device_train_batch_size": 4,
-    "learning_rate": 2e-3, "lr_scheduler_kwargs": {"power": 3.0}, "class_weights": (2.0, 1.0), "bf16": True,
-    "freeze": ("embeddings",), "metric_for_best_model": "loss", "label_names": ("good", "bad"),
+    "max_train_samples": 40, "max_seq_length": 8, "seed": 43, "data_seed": 1, "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2, "num_train_epochs": 3, "learning_rate": 2e-3, "warmup_steps": 2,
+    "lr_scheduler_kwargs": {"power": 3.0}, "optim": "adamw_torch", "weight_decay": 0.01, "adam_beta2": 0.99,
+    "adam_epsilon": 1e-6, "max_grad_norm": 0.5, "label_smoothing_factor": 0.1, "adversarial": 0.02,
+    "class_weights": (2.0, 1.0), "bf16": True, "train_sampling_strategy": "random",
+    "freeze": ("embeddings",), "layerwise_lr_decay": 0.8,
+    "metric_for_best_model": "loss", "early_stopping_patience": 1, "label_names": ("good", "bad"),
 }  # fmt: skip
 TOKENIZER_SETTINGS: dict[str, Any] = {
     "do_lower_case": False, "truncation_side": "left", "padding_side": "left", "pad_token": "[MASK]",

@@ -80,6 +80,18 @@ def raw_post(service, head: list[str], parts: list[bytes], pause: float = 0.0) -
         return answer
 
 
+def test_declared_300_mb_body_is_refused_before_reading(service) -> None:
+    assert raw_post(service, ["Content-Length: 300000000"], []).startswith(b"HTTP/1.1 413")
+    assert raw_post(service, ["Content-Length: " + "9" * 30], [])[:12] in (b"HTTP/1.1 413", b"HTTP/1.1 400")
+
+
+def test_chunked_body_is_limited_while_it_arrives(service) -> None:
+    chunk = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
+    answer = raw_post(service, ["Transfer-Encoding: chunked"], [chunk] * 40)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 413")  # reset while the client was still sending
+    assert service.post(PREDICT, {"texts": ["fine"]})[0] == 200
+
+
 def test_slow_body_has_a_total_deadline(service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BODY_SECONDS", 0.5)
     began = time.monotonic()
