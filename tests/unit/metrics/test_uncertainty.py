@@ -9,6 +9,7 @@ from tunesmith.labels import Task
 from tunesmith.metrics.table import (
     Rows,
     Score,
+    auroc_parts,
     confusion_matrix,
     make_suite,
     metric_names,
@@ -63,6 +64,17 @@ def test_perfect_score_on_ten_examples_has_wide_interval(task):
     ):
         assert score.value == score.high == 1.0, name
         assert 0.1 < score.low < 0.9, name
+
+
+def test_auroc_variance_equals_delong():
+    rng = np.random.default_rng(1)
+    y = rng.random(120) < 0.4
+    s = np.round(rng.normal(size=120) + y, 1)
+    wins = (s[y][:, None] > s[~y]) + 0.5 * (s[y][:, None] == s[~y])
+    area, influence = auroc_parts(y, s)
+    assert area == pytest.approx(wins.mean())
+    want = wins.mean(1).var(ddof=1) / y.sum() + wins.mean(0).var(ddof=1) / (~y).sum()
+    assert float(influence @ influence) == pytest.approx(want)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "f1", "f1_macro", "matthews_correlation"])
