@@ -79,8 +79,7 @@ def engine_rows(name: str, split: str, limit: int | None = None) -> TokenRows:
     """Return the examples of a split for the training loop."""
     with np.load(TOKENS / f"{name}.npz") as data:
         offsets, labels = data[f"{split}.offsets"], data[f"{split}.labels"]
-        ends = np.array([0, len(offsets) - 1], dtype=np.int64)
-        columns = {c: Ragged(((data[f"{split}.{c}"], offsets),), ends) for c in ("input_ids", "token_type_ids")}
+        columns = {c: Ragged(data[f"{split}.{c}"], offsets) for c in ("input_ids", "token_type_ids")}
     rows = TokenRows(columns, np.diff(offsets).astype(np.int32), labels)
     return rows if limit is None else rows.select(np.arange(min(limit, len(rows))))
 
@@ -155,11 +154,7 @@ def make_rows(lengths: npt.NDArray[np.int64], seed: int = 1) -> tuple[TokenRows,
     inside = np.arange(where[-1]) - np.repeat(where[:-1], sizes) - 1  # -1 at [CLS]
     values = ids[np.clip(inside + np.repeat(offsets[start], sizes), 0, len(ids) - 1)]
     values[where[:-1]], values[where[1:] - 1] = ends
-    bounds = np.array([0, len(lengths)], dtype=np.int64)
-    columns = {
-        "input_ids": Ragged(((values, where),), bounds),
-        "token_type_ids": Ragged(((np.zeros_like(values), where),), bounds),
-    }
+    columns = {"input_ids": Ragged(values, where), "token_type_ids": Ragged(np.zeros_like(values), where)}
     rows = TokenRows(columns, sizes.astype(np.int32), rng.integers(0, 2, len(lengths)))
     return rows, [" ".join(words[a:b]) for a, b in zip(start, stop, strict=True)]
 

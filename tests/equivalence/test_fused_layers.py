@@ -24,6 +24,7 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
+from tunesmith.speedups.cuda_graphs import Fingerprint
 from tunesmith.speedups.fused_layers import fuse_layers, why_not_fused
 from tunesmith.speedups.packing import FirstTokenOnly, PaddingFree, pack
 
@@ -36,6 +37,19 @@ def fuse(model: nn.Module, *, first_only: bool, dtype: torch.dtype = torch.float
     strategy = PaddingFree(model)
     fuse_layers(model, dtype, first_token_only=first_only)
     return strategy
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_model_is_the_same_after_fused_layers_were_off(kind: str) -> None:
+    """Otherwise each step after a user's callback would be verified again, which takes as long as 50 steps."""
+    model = make_model(kind)
+    PaddingFree(model)
+    fused = fuse_layers(model, torch.bfloat16, first_token_only=False)
+    before = Fingerprint(model).of_model()
+    fused.disable()
+    assert Fingerprint(model).of_model() != before
+    fused.enable()
+    assert Fingerprint(model).of_model() == before
 
 
 MODERN = ("modernbert", "modernbert-mean")

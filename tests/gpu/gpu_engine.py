@@ -47,6 +47,7 @@ def make_state(
     accumulation: int = 1,
     weights: Any = None,
     batch: int = 8,
+    multiple: int | None = None,
     **wishes: Any,
 ) -> tuple[TrainState, Batches, Any]:
     """Return a new state with seeded weights, its batches and speedups."""
@@ -59,7 +60,9 @@ def make_state(
         num_hidden_layers=layers, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, num_labels=2
     )
     model = BertForSequenceClassification(config).to(runtime.device)
-    chosen = apply_speedups(model, rows, Padding(), device=runtime.device, precision=precision, **wishes)
+    chosen = apply_speedups(
+        model, rows, Padding(multiple_of=multiple), device=runtime.device, precision=precision, **wishes
+    )
     batches = Batches(
         rows,
         chosen.train_collate,

@@ -19,14 +19,16 @@ LAYERS = 4
     "options", [{}, {"accumulation": 4, "weights": (0.7, 1.6)}], ids=["batch 8", "4 micro-batches, class weights"]
 )
 def test_captured_float32_steps_match_plain_steps(rows: Any, options: dict[str, Any]) -> None:
-    plain = make_state(rows, LAYERS, "no", 0.0, **options, **OFF)
+    plain, wide = (make_state(rows, LAYERS, "no", 0.0, multiple=m, **options, **OFF) for m in (None, 32))
     ours = make_state(rows, LAYERS, "no", 0.0, **options)
-    expected, found = train(*plain[:2], 100), train(*ours[:2], 100)
+    expected, padded, found = (train(*made[:2], 100) for made in (plain, wide, ours))
     assert ours[0].graphs is not None
     assert len(ours[0].graphs) > 0, "nothing was captured"
     assert not ours[0].graphs.off
-    assert apart(expected, found) < 1e-5
-    assert difference(weights(*plain[::2]), weights(*ours[::2])) < 1e-4
+    # More padding changes nothing but rounding, which training amplifies.
+    assert apart(expected, found) < max(1e-5, 2 * apart(expected, padded))
+    rounding = difference(weights(*plain[::2]), weights(*wide[::2]))
+    assert difference(weights(*plain[::2]), weights(*ours[::2])) < max(1e-4, 2 * rounding)
 
 
 @pytest.mark.parametrize("batch", [8, 64], ids=["attention tile by tile", "attention row by row"])

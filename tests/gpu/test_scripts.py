@@ -31,14 +31,22 @@ WHOLE |= {"evaluation every 50 steps"}
 """Scripts whose steps are captured as a whole."""
 
 
-def run(name: str, base: Any, folder: Path, dropout: float = 0.0, resume: Any = None, **given: Any) -> Any:
+def run(
+    name: str,
+    base: Any,
+    folder: Path,
+    dropout: float = 0.0,
+    resume: Any = None,
+    multiple: int | None = None,
+    **given: Any,
+) -> Any:
     """Train a script on two layers of BERT with seeded weights and return the Trainer."""
     config = transformers.BertConfig(
         num_hidden_layers=2, num_labels=2, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
     )
     options = {"max_steps": 60, "logging_steps": 1, "per_device_train_batch_size": 16, **given}
     rows = trainer_rows(engine_rows("mrpc", "train", 960))
-    trainer = scripts_gpu.make_trainer(name, base, folder, config, rows, collator(), **options)
+    trainer = scripts_gpu.make_trainer(name, base, folder, config, rows, collator(multiple), **options)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -51,8 +59,14 @@ def losses(trainer: Any) -> list[float]:
 def test_script_losses_match_transformers(name: str, tmp_path: Path) -> None:
     if name == "LoRA":
         pytest.importorskip("peft")
-    kinds = (Trainer, transformers.Trainer)
-    ours, theirs = (run(name, kind, tmp_path / kind.__module__, bf16=False) for kind in kinds)
+    kinds: tuple[Any, Any] = (Trainer, transformers.Trainer)
+    if name == "length grouping":  # in an order of our own
+        kinds = (Trainer, type("Plain", (Trainer,), {"use_speed_ups": False}))
+    # Adafactor normalizes gradients that are only rounding errors, so both libraries pad to the same width.
+    multiple = 16 if name == "adafactor" else None
+    ours, theirs = (
+        run(name, kind, tmp_path / kind.__name__ / kind.__module__, multiple=multiple, bf16=False) for kind in kinds
+    )
     assert losses(ours) == pytest.approx(losses(theirs), abs=2e-2 if name == "fp16" else 1e-5)
     report = ours._describe_speedups()
     if name == "gradient checkpointing":
@@ -78,7 +92,10 @@ FAMILIES = ["bert", "roberta", "distilbert", "electra", "albert", "mpnet", "debe
 def make(kind: str, dropout: float = 0.0) -> Any:
     """Return a small classifier on the GPU and a batch for it."""
     torch.manual_seed(0)
-    names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout", "embedding_dropout")
+    names = (
+        *("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout", "embedding_dropout"),
+        *("seq_classif_dropout", "classifier_dropout_prob"),
+    )
     sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_labels": 2, **dict.fromkeys(names, dropout)}
     if kind == "modernbert":
         sizes |= {"mlp_dropout": dropout, "local_attention": 32}

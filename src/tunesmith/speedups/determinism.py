@@ -30,21 +30,19 @@ class DeterministicEmbeddings:
     """The embeddings of one model with a deterministic gradient. `disable` restores the model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._swapped: list[nn.Module] = []
+        plain = () if is_compiled(model) else model.modules()
+        self._embeddings = [module for module in plain if type(module) is nn.Embedding]
         self.enable()
 
     def enable(self) -> None:
         """Swap the class of every plain `nn.Embedding`."""
-        if not is_compiled(self._model):
-            self._swapped = [module for module in self._model.modules() if type(module) is nn.Embedding]
-        for module in self._swapped:
+        for module in self._embeddings:
             module.__class__ = DeterministicEmbedding
 
     def disable(self) -> None:
         """Restore the class of every module."""
-        while self._swapped:
-            self._swapped.pop().__class__ = nn.Embedding
+        for module in self._embeddings:
+            module.__class__ = nn.Embedding
 
 
 def look_up(table: torch.Tensor, ids: torch.Tensor, padding: int | None) -> torch.Tensor:

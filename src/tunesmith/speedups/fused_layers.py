@@ -160,6 +160,7 @@ class FusedStack:
         self._seen: list[tuple[int, int]] = []
         self.kept_fresh = False
         """Set if only the fused optimizer kernel, which also updates the copies, writes weights between steps."""
+        self._replacement = self._forward  # one object: a new one would count as a change of the model
         self.enable()
 
     def _uncalled(self) -> Iterable[nn.Module]:
@@ -181,7 +182,7 @@ class FusedStack:
 
     def enable(self) -> None:
         """Replace the forward pass by the fused one."""
-        self._stack.forward = self._forward
+        self._stack.forward = self._replacement
 
     def disable(self) -> None:
         """Restore the original forward pass."""

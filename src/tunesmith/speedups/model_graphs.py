@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from tunesmith.models.families import FAMILIES, why_not_by_config, why_not_original
@@ -92,6 +93,17 @@ class CudaCapture:
         forget_broken_capture(device)
 
 
+class NumbersOnDevice(TorchFunctionMode):
+    """Lets `torch.tensor(0.0, device="cuda")`, as in transformers' masks, write there: no capture allows a copy from the host."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Fill a scalar instead of copying it; any other call is unchanged."""
+        given = kwargs or {}
+        if func is torch.tensor and given.get("device") is not None and isinstance(args[0], (bool, int, float)):
+            return torch.full((), args[0], **given)
+        return func(*args, **given)
+
+
 class Pending:
     """A forward pass; kept alive by its node in the autograd graph."""
 
@@ -131,10 +143,11 @@ class CapturedCall:
         run: Callable[[dict[str, torch.Tensor]], Any],
         tensors: Mapping[str, torch.Tensor],
         weights: Mapping[nn.Parameter, nn.Parameter],
+        memory: Sequence[tuple[torch.Tensor, list[nn.Parameter]]],
         slot: Slot,
         capture: Any,
     ) -> None:
-        self.slot = slot
+        self.slot, self._memory = slot, memory
         self._run, self._live = run, list[torch.Tensor]()
         self._inputs = {n: t.detach().clone() for n, t in tensors.items()}
         self._inputs["attention_mask"][:, -1:] = 0  # without padding, transformers skips the mask, but not in a capture
@@ -180,7 +193,9 @@ class CapturedCall:
         wanted = [leaf for leaf in self._leaves if any(leaf in reached for reached in self._reached)]
         pairs = [(o, g) for o, g in zip(self._live, self._output_gradients, strict=True) if o.requires_grad]
         outputs, given = zip(*pairs, strict=True)
-        torch._foreach_zero_(_gradients(wanted))
+        for gradient in (*[flat for flat, _ in self._memory], *[t.grad for t in self._inputs.values()]):
+            if gradient is not None:
+                gradient.zero_()
         torch.autograd.backward(outputs, given, retain_graph=True, inputs=wanted)
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], width: int) -> Any:
@@ -212,9 +227,10 @@ class CapturedCall:
         self._replay_backward()
         pending.finished = True
         used = set().union(*(r for r, g in zip(self._reached, given, strict=True) if g is not None))
-        wanted = [leaf for leaf in self._leaves if leaf in used]
-        copies = iter(torch._foreach_mul(_gradients(wanted), 1.0) if wanted else ())
-        return [next(copies) if leaf in used else None for leaf in self._leaves]
+        copies = {t: t.grad.clone() for t in self._inputs.values() if t.grad is not None}
+        for flat, weights in self._memory:
+            copies |= zip(weights, _views(flat.clone(), weights), strict=True)
+        return [copies[leaf] if leaf in used else None for leaf in self._leaves]
 
 
 class _Replay(torch.autograd.Function):
@@ -247,6 +263,8 @@ class GraphedEncoder:
         self._slots: list[Slot] = []
         self._aliases: dict[nn.Parameter, nn.Parameter] = {}
         """Parameter -> another one in the memory that the graphs read. Its `.grad` is the memory that they write to."""
+        self._memory: list[tuple[torch.Tensor, list[nn.Parameter]]] = []
+        """The memory of all gradients of one type, which is copied at once, and their aliases."""
         self._plain: Callable[..., Any] = module.forward
 
     def enable(self) -> None:
@@ -267,7 +285,7 @@ class GraphedEncoder:
             self._owner.capture.synchronize()
         for slot in self._slots:
             slot.graphs.clear()
-        self._slots, self._aliases, self._mark = [], {}, None
+        self._slots, self._aliases, self._memory, self._mark = [], {}, [], None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy of the plain encoder: a teacher or an average of weights, made during a step, has no graphs."""
@@ -386,10 +404,8 @@ class GraphedEncoder:
         """Return a new captured call. If that fails, everything runs plain from then on."""
         self._restore_places()
         if not self._aliases:
-            self._aliases = {p: nn.Parameter(p.detach(), p.requires_grad) for p in self.module.parameters()}
+            self._alias_weights()
         weights = {p: alias for p, alias in self._aliases.items() if alias.requires_grad}
-        for alias in weights.values():
-            alias.grad = torch.zeros_like(alias) if alias.grad is None else alias.grad
         first = next(iter(tensors.values()))
         distances: dict[Any, Any] = {}
 
@@ -400,11 +416,22 @@ class GraphedEncoder:
         capture = self._owner.capture
         with generators_unchanged(first.device):
             try:
-                return CapturedCall(run, tensors, weights, slot, capture)
+                return CapturedCall(run, tensors, weights, self._memory, slot, capture)
             except Exception as error:  # of transformers, PEFT or CUDA: the plain call works
                 capture.recover(first.device)
                 self._owner.close(capture_failure(error))
                 raise RuntimeError(capture_failure(error)) from error
+
+    def _alias_weights(self) -> None:
+        """Make the aliases of the weights, and the memory of their gradients."""
+        self._aliases = {p: nn.Parameter(p.detach(), p.requires_grad) for p in self.module.parameters()}
+        trained = [alias for alias in self._aliases.values() if alias.requires_grad]
+        for dtype in dict.fromkeys(alias.dtype for alias in trained):
+            same = [alias for alias in trained if alias.dtype == dtype]
+            flat = torch.zeros(sum(alias.numel() for alias in same), dtype=dtype, device=same[0].device)
+            for alias, view in zip(same, _views(flat, same), strict=True):
+                alias.grad = view
+            self._memory.append((flat, same))
 
     @contextmanager
     def _capturable(self, distances: dict[Any, Any]) -> Iterator[None]:
@@ -422,6 +449,7 @@ class GraphedEncoder:
             return computed
 
         with ExitStack() as undo:
+            undo.enter_context(NumbersOnDevice())
             for module in self.module.modules():
                 table = module._parameters
                 undo.callback(table.update, dict(table))
@@ -560,8 +588,10 @@ def why_not_captured_encoder(encoder: nn.Module) -> str | None:
     return why_not_by_config(encoder) or why_not_original(encoder, ())
 
 
-def _gradients(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [gradient for leaf in leaves if (gradient := leaf.grad) is not None]
+def _views(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return pieces of a flat tensor in the shapes of these weights."""
+    pieces = flat.split([weight.numel() for weight in weights])
+    return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]
 
 
 def _columns(tensor: torch.Tensor, width: int) -> torch.Tensor:

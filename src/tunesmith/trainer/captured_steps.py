@@ -108,7 +108,12 @@ class CapturedSteps:
             return "data_collator is not DataCollatorWithPadding"
         if rows is None or not holds_token_rows(dataset, rows):
             return "the dataset is not a plain Arrow table"
-        return cls(trainer, rows, padding)
+        made = cls(trainer, rows, padding)
+        if made.speedups.graphs is None and trainer.args.device.type == "cuda":
+            made.close()
+            off = "cuda_graphs is off: "
+            return next(note.removeprefix(off) for note in made.speedups.notes if note.startswith(off))
+        return made
 
     def begin(self, optimizer: Any) -> None:
         """Take over the optimizer, after transformers made it."""

@@ -21,7 +21,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,6 +204,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     """Whether the optimizer or the loss scaler skips a NaN update by itself, so that no step waits for the GPU."""
     _loss_before: Any = 0.0
     _step_tokens: tuple[int, int] = (0, 0)
+    _flops: dict[Any, int] = {}  # noqa: RUF012  (replaced, never changed)
     _batches_read: int = 0
     _epoch: int = 0
     _epoch_generators: dict[str, Any] | None = None
@@ -263,7 +264,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             with self._own_folder(trial) as run:
                 folder = self._find_checkpoint(resume_from_checkpoint, run)
                 self._identity, self._notes, self._noted_step, self._epoch_generators = None, (), -1, None
-                self._loss_before = 0.0
+                self._loss_before, self._flops = 0.0, {}
                 self._run_id = uuid.uuid4().hex
                 if folder is not None and (Path(folder) / MANIFEST).is_file():
                     self._run_id = str(read_manifest(Path(folder)).get("run_id", self._run_id))
@@ -555,7 +556,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Return one line: which speedups are on, and why others are off."""
         packed, whole = self._packed, self._captured
         if whole is not None:
-            return " ".join([f"Speedups: {', '.join(whole.speedups.on) or 'none'}.", *whole.speedups.notes])
+            reasons = dict(note.split(" is off: ", 1) for note in whole.speedups.notes)
+            return _speedup_line(whole.speedups.on, {name.replace("_", " "): why for name, why in reasons.items()})
         on = () if packed is None else packed.on
         off = {PACKING: self._why_no_speedups()} if packed is None else packed.off
         if self._graphs is not None and self._graphs.off is None:
@@ -563,10 +565,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             off = {"CUDA graph of the whole step": self._why_not_whole} if self._why_not_whole else {}
         elif self._graphs is not None:
             off = {GRAPHS: self._graphs.off, **off}
-        reasons = [f"{name[0].upper()}{name[1:]} is off because {reason}." for name, reason in off.items()]
+        line = _speedup_line(on, off)
         if self._graphs is not None and self._graphs.off is None and self._graphs.skipped is not None:
-            reasons.append(f"Some calls run without it because {self._graphs.skipped}.")
-        return " ".join([f"Speedups: {', '.join(on) or 'none'}.", *reasons])
+            line += f" Some calls run without it because {self._graphs.skipped}."
+        return line
 
     @contextlib.contextmanager
     def _fast(self, *, training: bool) -> Iterator[None]:
@@ -609,6 +611,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if not self._skips_on_device and not math.isfinite(value):
             self._stop_at_nan("loss", "")
         return loss
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Return transformers' estimate; for a shape that came before, without counting all parameters again."""
+        shapes = tuple((name, value.shape) for name, value in inputs.items() if isinstance(value, torch.Tensor))
+        if shapes not in self._flops:
+            self._flops = {**self._flops, shapes: super().floating_point_ops(inputs)}
+        return self._flops[shapes]
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Run transformers' prediction step on a packed batch."""
@@ -897,6 +906,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             verify(folder, names=set(filter(is_weights, read_manifest(folder)["files"])))
             log.warning("The weights of the best checkpoint are valid and used, but: %s", error.line())
         load_weights(self.model, folder)
+
+
+def _speedup_line(on: Iterable[str], off: Mapping[str, str | None]) -> str:
+    reasons = [f"{name[0].upper()}{name[1:]} is off because {reason}." for name, reason in off.items()]
+    return " ".join([f"Speedups: {', '.join(on) or 'none'}.", *reasons])
 
 
 def _read_numbers(values: list[Any]) -> list[float | None]:
