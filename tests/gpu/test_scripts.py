@@ -60,7 +60,7 @@ def test_script_losses_match_transformers(name: str, tmp_path: Path) -> None:
     if name == "LoRA":
         pytest.importorskip("peft")
     kinds: tuple[Any, Any] = (Trainer, transformers.Trainer)
-    if name == "length grouping":  # in an order of our own
+    if name == "length grouping":  # tunesmith sorts differently
         kinds = (Trainer, type("Plain", (Trainer,), {"use_speed_ups": False}))
     # Adafactor normalizes gradients that are only rounding errors, so both libraries pad to the same width.
     multiple = 16 if name == "adafactor" else None

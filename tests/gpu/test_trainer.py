@@ -61,7 +61,7 @@ def test_float32_steps_match_transformers(tmp_path: Path, kind: str, accumulatio
     found["weights"], rounding["weights"] = weights_apart(ours, theirs), weights_apart(padded, theirs)
     print(kind, found, rounding)
     limits = {"loss": 1e-5, "grad_norm": 1e-4, "learning_rate": 1e-12, "eval_loss": 1e-5, "weights": 1e-4}
-    # More padding changes nothing but rounding, which training amplifies.
+    # More padding changes only rounding, which training amplifies.
     assert {n: v for n, v in found.items() if not v < max(limits[n], 2 * rounding[n])} == {}
 
 

@@ -590,7 +590,7 @@ def why_not_captured_encoder(encoder: nn.Module) -> str | None:
 
 def _views(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return pieces of a flat tensor in the shapes of these weights."""
-    pieces = flat.split([weight.numel() for weight in weights])
+    pieces = torch.split(flat, [weight.numel() for weight in weights])
     return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]
 
 
