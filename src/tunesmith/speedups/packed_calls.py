@@ -142,13 +142,8 @@ class PackedModule:
             return None
         if not (isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor)) or ids.ndim != 2:
             return None
-        if mask.shape != ids.shape or not len(ids):
-            return None
-        kept = mask.cpu().numpy() != 0
-        lengths: NDArray[np.int64] = kept.sum(axis=1)
-        if lengths.min() == 0 or not np.array_equal(kept, np.arange(kept.shape[1]) < lengths[:, None]):
-            return None  # padded on the left, or with gaps: positions depend on the padding
-        return None if self.inside and lengths.sum() > MOST_FILLED * kept.size else lengths
+        lengths = right_padded_lengths(mask) if mask.shape == ids.shape else None
+        return None if self.inside and lengths is not None and lengths.sum() > MOST_FILLED * mask.numel() else lengths
 
     def pack(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the call with a packed batch."""
@@ -348,6 +343,14 @@ class PackedCalls:
             out = out["loss"]
         named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         return weighted_gradients([tensor.float() for tensor in float_tensors(out)], named)
+
+
+def right_padded_lengths(mask: torch.Tensor) -> NDArray[np.int64] | None:
+    """Return the tokens of each row; None if rows are empty or padded on the left or inside: positions depend on the padding."""
+    kept = mask.cpu().numpy() != 0
+    lengths: NDArray[np.int64] = kept.sum(axis=1)
+    fits = len(kept) and lengths.min() > 0 and np.array_equal(kept, np.arange(kept.shape[1]) < lengths[:, None])
+    return lengths if fits else None
 
 
 def _keep(*_: Any) -> None:

@@ -1,26 +1,42 @@
-"""Whole optimizer steps on a GPU: an unmodified script trains with one CUDA graph per step, on rows read straight from Arrow.
+"""Whole optimizer steps on a GPU as one CUDA graph, for a classifier of transformers with its own loss and AdamW.
 
-Used if nothing in the step is the user's: collator, loss, optimizer, sampler and the methods of the loop are transformers'
-own. Then the engine of `tunesmith train` computes the step, and `run_epoch` does the rest of transformers' `_run_epoch`.
+The engine of `tunesmith train` computes the step, and `run_epoch` does the rest of transformers' `_run_epoch`. Dataset, sampler,
+loader and collator may be the user's: their padded batches are packed on the host. Without any of these, rows come straight from
+Arrow, which is faster.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import skip_first_batches
 from torch import nn
 from transformers import DataCollatorWithPadding, TrainerCallback
 from transformers.trainer import GreedyLR
+from transformers.trainer_utils import has_length
 
-from tunesmith.data.batches import TOKEN_COLUMNS, Batch, Padding, TokenRows, Window, make_batch, pin_batch, prefetched
+from tunesmith.data.batches import (
+    TOKEN_COLUMNS,
+    Batch,
+    Padding,
+    TokenRows,
+    Window,
+    make_batch,
+    pin_batch,
+    prefetched,
+    tensors_of,
+)
 from tunesmith.events import StepDone
 from tunesmith.speedups.apply import Speedups, apply_speedups
-from tunesmith.speedups.packed_calls import own_forward
+from tunesmith.speedups.model_graphs import most_positions
+from tunesmith.speedups.packed_calls import own_forward, right_padded_lengths
+from tunesmith.speedups.packing import collated
 from tunesmith.trainer.identity import is_arrow_dataset
 from tunesmith.trainer.run_log import WaitingStep
 from tunesmith.training.distributed import Precision, Runtime, has_triton
@@ -30,30 +46,40 @@ from tunesmith.training.step import StepResult, train_step
 
 STEP_METHODS = """
     training_step compute_loss compute_loss_context_manager autocast_smart_context_manager get_batch_samples
-    _get_num_items_in_batch _prepare_inputs _prepare_input get_train_dataloader _get_dataloader floating_point_ops
-    _track_num_input_tokens _clip_grad_norm _get_grad_norm create_optimizer get_optimizer_cls_and_kwargs _run_epoch
+    _get_num_items_in_batch _prepare_inputs _prepare_input floating_point_ops _track_num_input_tokens _clip_grad_norm
+    _get_grad_norm create_optimizer get_optimizer_cls_and_kwargs _run_epoch
 """.split()  # noqa: SIM905
+LOADER_METHODS = ("get_train_dataloader", "_get_dataloader")
 STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
 
 def why_not_whole(trainer: Any, kind: type) -> str | None:
     """Return the reason why a step of this Trainer is not run as a whole; `kind` is the class without the user's overrides."""
     args = trainer.args
-    own = [n for n in STEP_METHODS if n in vars(trainer) or getattr(type(trainer), n) is not getattr(kind, n)]
+    own = overridden(trainer, kind, STEP_METHODS)
     if own:
         return f"{own[0]} is overridden"
+    if not type(trainer.model).__name__.endswith("ForSequenceClassification"):
+        return f"{type(trainer.model).__name__} is not a sequence classifier of transformers"
+    if not has_length(trainer.train_dataset):
+        return "the dataset has no length"
     if args.optim not in ("adamw_torch", "adamw_torch_fused") or trainer.optimizer_cls_and_kwargs is not None:
         return "the optimizer is not AdamW"
     if trainer.optimizer is not None:
         return "a custom optimizer was passed"
     if trainer.compute_loss_func is not None or trainer.label_smoother is not None:
         return "the loss is not computed by the model"
-    if args.world_size > 1 or args.dataloader_num_workers or args.include_num_input_tokens_seen != "no":
+    if args.world_size > 1 or args.include_num_input_tokens_seen != "no":
         return "there are several processes, or tokens are counted"
     for callback, event in itertools.product(trainer.callback_handler.callbacks, STEP_EVENTS):
         if getattr(type(callback), event, None) is not getattr(TrainerCallback, event):
             return f"{type(callback).__name__} takes part in the step"
     return None
+
+
+def overridden(trainer: Any, kind: type, names: Iterable[str]) -> list[str]:
+    """Return the methods that the user's class or the trainer itself replaces."""
+    return [n for n in names if n in vars(trainer) or getattr(type(trainer), n) is not getattr(kind, n)]
 
 
 class ModelLoss:
@@ -65,6 +91,8 @@ class ModelLoss:
     def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the share of a micro-batch in the step's loss."""
         loss = model(**batch.inputs, labels=batch.labels).loss
+        if loss is None:
+            raise ValueError("The model did not return a loss: the batch contains no labels.")
         return (loss if self._trainer.model_accepts_loss_kwargs else loss / self.batches), None
 
     def weight(self, labels: Any, rows: int) -> float:
@@ -75,8 +103,9 @@ class ModelLoss:
 class CapturedSteps:
     """The engine's state around the model and optimizer of a Trainer."""
 
-    def __init__(self, trainer: Any, rows: TokenRows, padding: Padding) -> None:
+    def __init__(self, trainer: Any, rows: TokenRows | None, padding: Padding) -> None:
         self._trainer, self._rows = trainer, rows
+        """Rows in Arrow, or None if the user's loader collates them."""
         args = trainer.args
         half = trainer.accelerator.native_amp and trainer.accelerator.mixed_precision == "bf16"
         precision: Precision = "bf16" if half else "no"
@@ -88,7 +117,7 @@ class CapturedSteps:
             device=args.device,
             precision=precision,
             restrict_vocabulary="off",
-            longest=int(rows.lengths.max(initial=0)),
+            longest=most_positions(trainer.model.config) if rows is None else int(rows.lengths.max(initial=0)),
         )
         self._state: TrainState | None = None
         self._switch(on=False)
@@ -104,10 +133,9 @@ class CapturedSteps:
         if reason is not None:
             return reason
         padding, rows = collator_padding(trainer.data_collator), token_rows_of(dataset)
-        if padding is None:
-            return "data_collator is not DataCollatorWithPadding"
-        if rows is None or not holds_token_rows(dataset, rows):
-            return "the dataset is not a plain Arrow table"
+        workers = trainer.args.dataloader_num_workers or overridden(trainer, kind, LOADER_METHODS)
+        if padding is None or rows is None or workers or not holds_token_rows(dataset, rows):
+            padding, rows = Padding(trainer.model.config.pad_token_id or 0), None
         made = cls(trainer, rows, padding)
         if made.speedups.graphs is None and trainer.args.device.type == "cuda":
             made.close()
@@ -163,39 +191,83 @@ class CapturedSteps:
         if needed:
             self._switch(on=True)
 
-    def windows(self, loader: Any, skip: int) -> Iterator[Window]:
+    def _arrow_windows(self, loader: Any, skipped: int) -> Iterator[Window]:
         """Yield the batches of each step in the order of the loader's sampler, made ahead of time on a GPU."""
-        size = self._trainer.args.gradient_accumulation_steps
-        batches = iter(loader.batch_sampler)
-        steps = iter(lambda: list(itertools.islice(batches, size)), [])
-        on_gpu = self.runtime.device.type == "cuda"
+        batches = itertools.islice(iter(loader.batch_sampler), skipped, None)
+        steps = iter(lambda: list(itertools.islice(batches, self._size)), [])
 
-        def collated(pieces: list[list[int]]) -> Window:
-            made = [make_batch(self._rows, np.asarray(p, dtype=np.int64), self.speedups.train_collate) for p in pieces]
-            rows = np.concatenate([b.rows for b in made])
-            return Window(tuple(pin_batch(b) for b in made) if on_gpu else tuple(made), rows, None)
+        def made(rows: list[list[int]]) -> Window:
+            assert self._rows is not None
+            collate = self.speedups.train_collate
+            return self._window([make_batch(self._rows, np.asarray(r, dtype=np.int64), collate) for r in rows])
 
-        wanted = itertools.islice(steps, skip, None)
-        return prefetched(wanted, collated) if on_gpu else map(collated, wanted)
+        yield from prefetched(steps, made) if self.runtime.device.type == "cuda" else map(made, steps)
 
-    def run_epoch(self, model: nn.Module, loader: Any, options: dict[str, Any]) -> None:
-        """Run an epoch as transformers' `_run_epoch` does. Numbers stay on the device until something needs them."""
+    def _loader_windows(self, batches: Iterator[Any]) -> Iterator[Window]:
+        """Yield the batches of each step as the user's loader collates them; the model is plain meanwhile."""
+        while True:
+            with self._plain():
+                step = list(itertools.islice(batches, self._size))
+            if not step:
+                return
+            yield self._window([self._packed(inputs) for inputs in step])
+
+    def _packed(self, inputs: Any) -> Batch:
+        """Return a packed batch; one that is not rows of tokens stays as it is, and its step is not captured."""
+        whole = is_token_rows(inputs)
+        named = inputs if whole else self._trainer._prepare_inputs(inputs)
+        tokens = {name: value for name, value in named.items() if name != "labels"}
+        rows = np.arange(len(next(iter(tokens.values()))))
+        batch = Batch(tokens, named.get("labels"), rows, 0, 0)
+        return collated(batch, self.speedups.train_collate) if whole else batch
+
+    def _window(self, batches: list[Batch]) -> Window:
+        movable = self.runtime.device.type == "cuda" and all(
+            t.device.type == "cpu" for b in batches for t in tensors_of(b)
+        )
+        pinned = [pin_batch(batch) for batch in batches] if movable else batches
+        return Window(tuple(pinned), np.concatenate([batch.rows for batch in batches]), None)
+
+    @property
+    def _size(self) -> int:
+        return int(self._trainer.args.gradient_accumulation_steps)
+
+    def run_epoch(self, model: nn.Module, loader: Any, options: dict[str, Any]) -> bool:
+        """Run an epoch as transformers' `_run_epoch` does. Numbers stay on the device until something needs them.
+
+        Return False, and leave all to transformers, if the first batch of the loader is not rows of tokens.
+        """
+        t, skipped = self._trainer, self._trainer._batches_read
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(options["epoch"])
+        if self._rows is not None:
+            self._run_steps(model, self._arrow_windows(loader, skipped), options)
+            return True
+        with collated_on_host(loader):
+            batches = iter(skip_first_batches(loader, skipped) if skipped else loader)
+            first = list(itertools.islice(batches, self._size))
+            if not all(map(is_token_rows, first)):
+                return False
+            if skipped:
+                t._load_rng_state(options["resume_from_checkpoint"])
+            self._run_steps(model, self._loader_windows(itertools.chain(first, batches)), options)
+        return True
+
+    def _run_steps(self, model: nn.Module, windows: Iterator[Window], options: dict[str, Any]) -> None:
         self._switch(on=True)
         try:
-            self._run_steps(model, loader, options)
+            self._run_windows(model, windows, options)
         finally:
             self._switch(on=False)
 
-    def _run_steps(self, model: nn.Module, loader: Any, options: dict[str, Any]) -> None:
+    def _run_windows(self, model: nn.Module, windows: Iterator[Window], options: dict[str, Any]) -> None:
         t, epoch, per_epoch = self._trainer, options["epoch"], options["steps_in_epoch"]
         skipped = t._batches_read
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(epoch)
         rest = {n: options[n] for n in ("trial", "epoch", "ignore_keys_for_eval", "start_time")}
         norm, rate, done = None, None, skipped
         own_callbacks = not self._is_only_writer()
-        limit = options["num_update_steps_per_epoch"] - skipped // t.args.gradient_accumulation_steps
-        for window in itertools.islice(self.windows(loader, skipped // t.args.gradient_accumulation_steps), limit):
+        limit = options["num_update_steps_per_epoch"] - skipped // self._size
+        for window in itertools.islice(windows, limit):
             with self._plain(own_callbacks):
                 t.control = t.callback_handler.on_step_begin(t.args, t.state, t.control)
             result, rate = self._step(model, window)
@@ -204,7 +276,8 @@ class CapturedSteps:
             batches, size = window.micro_batches, len(window.rows)
             tokens = sum(b.tokens for b in batches), sum(b.padded_tokens for b in batches)
             event = StepDone(result.step, epoch + done / per_epoch, None, None, rate, size, *tokens)
-            t.note_step(WaitingStep(result.loss, norm, event, window.rows.tolist))
+            rows = functools.partial(t._rows_of_batches, done, len(batches))
+            t.note_step(WaitingStep(result.loss, norm, event, rows))
             if not isinstance(t.lr_scheduler, (torch.optim.lr_scheduler.ReduceLROnPlateau, GreedyLR)):
                 t.lr_scheduler.step()
             t.state.global_step += 1
@@ -234,15 +307,44 @@ class CapturedSteps:
         numbers = [group["lr"] for group in groups]
         for group, place in zip(groups, self._rates, strict=True):
             group["lr"] = place
+        host = torch.get_rng_state()  # the step seeds it; collators and callbacks draw what they would without us
         with own_forward(t.model):
             result = train_step(state, window, learning_rate=rate, max_grad_norm=t.args.max_grad_norm, seed=t.args.seed)
         for group, number in zip(groups, numbers, strict=True):
             group["lr"] = number
+        torch.set_rng_state(host)
         while state.notes:
             t.report(state.notes.pop(0))
         t._tr_loss += result.loss
         t.current_flos += sum(float(t.floating_point_ops(b.inputs)) for b in window.micro_batches)
         return result, rate
+
+
+@contextlib.contextmanager
+def collated_on_host(loader: Any) -> Iterator[None]:
+    """Let a loader of accelerate leave its batches on the host, where they are packed."""
+    device = vars(loader).get("device")
+    if device is not None:
+        loader.device = None
+    try:
+        yield
+    finally:
+        if device is not None:
+            loader.device = device
+
+
+def is_token_rows(inputs: Any) -> bool:
+    """Return whether a collated batch is token ids on the host, padded on the right, with one label or list per row."""
+    if not isinstance(inputs, Mapping) or not {"input_ids", "attention_mask", "labels"} <= set(inputs):
+        return False
+    tokens = [value for name, value in inputs.items() if name in (*TOKEN_COLUMNS, "attention_mask")]
+    if len(tokens) != len(inputs) - 1 or not all(isinstance(t, torch.Tensor) for t in (*tokens, inputs["labels"])):
+        return False
+    if any(t.device.type != "cpu" or t.ndim != 2 or t.shape != tokens[0].shape for t in tokens):
+        return False
+    labels = inputs["labels"]
+    per_row = labels.ndim == 1 or (labels.ndim == 2 and labels.is_floating_point())
+    return per_row and len(labels) == len(tokens[0]) and right_padded_lengths(inputs["attention_mask"]) is not None
 
 
 def token_rows_of(dataset: Any) -> TokenRows | None:

@@ -380,13 +380,16 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _prepare_for_training(self, *args: Any, **options: Any) -> Any:
         """Prepare model and optimizer; whole steps take over the optimizer."""
         prepared = super()._prepare_for_training(*args, **options)
-        self._waiting, optimizer = (), self._plain_optimizer()
+        self._waiting = ()
         if self._captured is not None:
-            self._captured.begin(optimizer)
+            self._captured.begin(self._plain_optimizer())
+        self._choose_gate()
+        return prepared
+
+    def _choose_gate(self) -> None:
         own = type(self)._get_grad_norm is not Trainer._get_grad_norm or self.args.world_size > 1
         alone = self._on_gpu and self._packed is not None and self._captured is None and not own
-        self._skips_on_device = alone and (self._scaler is not None or fuse_update(optimizer))
-        return prepared
+        self._skips_on_device = alone and (self._scaler is not None or fuse_update(self._plain_optimizer()))
 
     @property
     def _scaler(self) -> Any:
@@ -427,9 +430,15 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if continued and self._continue_epoch(Path(folder), options):
             return
         self._epoch_generators = self._epoch_generators or generator_states(self.args.device)
-        if self._captured is not None:
-            self._captured.run_epoch(options["model"], options["train_dataloader"], options)
-        else:
+        if self._captured is not None and not self._captured.run_epoch(
+            options["model"], options["train_dataloader"], options
+        ):
+            self._captured.close()
+            self._captured, self._why_not_whole = None, "batches are not rows of tokens with one label each"
+            self._choose_gate()
+            self.report(self._describe_speedups())
+            restore_generators(self._epoch_generators, self.args.device)  # of the first batch, which is read again
+        if self._captured is None:
             filters = self.args.logging_nan_inf_filter
             self.args.logging_nan_inf_filter = filters and not self._skips_on_device  # it waits for the GPU
             try:
