@@ -45,7 +45,10 @@ def bert(**options: Any) -> Any:
 
 
 def make(kind: Any, folder: Path, model: Any = None, **given: Any) -> Any:
-    names = ("train_dataset", "eval_dataset", "data_collator", "callbacks", "compute_metrics", "compute_loss_func")
+    names = (
+        *("train_dataset", "eval_dataset", "data_collator", "callbacks", "compute_metrics", "compute_loss_func"),
+        "optimizers",
+    )
     parts = {n: given.pop(n) for n in names if n in given}
     options = {"max_steps": 12, "logging_steps": 1, "learning_rate": 1e-3, **given}
     data = {"train_dataset": arrow(40), "eval_dataset": arrow(20, seed=1), "processing_class": tokenizer(), **parts}
@@ -271,6 +274,50 @@ def test_graph_steps_of_user_batches_equal_transformers(name: str, tmp_path: Pat
     assert losses(ours) == pytest.approx(losses(theirs), abs=2e-5)
     norms = [[line["grad_norm"] for line in t.state.log_history if "grad_norm" in line] for t in (ours, theirs)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+
+
+class LayerRates:
+    """A lower learning rate for the embeddings."""
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        inside = list(self.model.bert.embeddings.parameters())  # type: ignore[attr-defined]
+        others = [p for n, p in self.model.named_parameters() if ".embeddings." not in n]  # type: ignore[attr-defined]
+        groups = [{"params": others, "weight_decay": 0.1}, {"params": inside, "lr": 1e-4}]
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        return self.optimizer
+
+
+@pytest.mark.parametrize("name", ["layer-wise learning rates", "optimizer", "label smoothing"])
+def test_graph_steps_with_rates_or_smoothing_equal_transformers(name: str, tmp_path: Path, whole_steps: None) -> None:
+    seen = []
+    for kind in BOTH:
+        if name == "optimizer":
+            model = bert()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+            trainer = make(kind, tmp_path, model, optimizers=(optimizer, None))
+        elif name == "label smoothing":
+            trainer = make(kind, tmp_path, label_smoothing_factor=0.2)
+        else:
+            trainer = make(type("Own", (LayerRates, kind), {"__module__": kind.__module__}), tmp_path)
+        seen.append(trained(trainer))
+    assert seen[1]._captured is not None
+    assert losses(seen[1]) == pytest.approx(losses(seen[0]), abs=2e-5)
+    rates = [[line["learning_rate"] for line in t.state.log_history if "learning_rate" in line] for t in seen]
+    assert rates[1] == rates[0]
+    for one, other in zip(*(t.optimizer.param_groups for t in seen), strict=True):
+        assert one["lr"] == other["lr"]
+        assert "lr_scale" not in one
+
+
+def test_other_optimizers_leave_the_steps_to_transformers(tmp_path: Path, whole_steps: None) -> None:
+    class Sgd(Trainer):
+        def create_optimizer(self, model: Any = None) -> Any:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+            return self.optimizer
+
+    trainer = trained(make(Sgd, tmp_path, max_steps=2))
+    assert trainer._captured is None
+    assert "whole step is off because the optimizer is not torch's AdamW" in trainer._describe_speedups()
 
 
 def test_graph_steps_of_random_batches_resume_as_in_transformers(tmp_path: Path, whole_steps: None) -> None:

@@ -31,6 +31,8 @@ WHOLE = {
     "two workers",
     "torch dataset",
     "shuffled dataset",
+    "label smoothing",
+    "layer-wise learning rates",
 }
 WHOLE |= {"evaluation every 50 steps"}
 """Scripts whose steps are captured as a whole."""

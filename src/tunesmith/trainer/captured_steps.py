@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from accelerate import skip_first_batches
 from torch import nn
+from torch.optim import AdamW
 from transformers import DataCollatorWithPadding, TrainerCallback
 from transformers.trainer import GreedyLR
 from transformers.trainer_utils import has_length
@@ -47,7 +48,7 @@ from tunesmith.training.step import StepResult, train_step
 STEP_METHODS = """
     training_step compute_loss compute_loss_context_manager autocast_smart_context_manager get_batch_samples
     _get_num_items_in_batch _prepare_inputs _prepare_input floating_point_ops _track_num_input_tokens _clip_grad_norm
-    _get_grad_norm create_optimizer get_optimizer_cls_and_kwargs _run_epoch
+    _get_grad_norm _run_epoch
 """.split()  # noqa: SIM905
 LOADER_METHODS = ("get_train_dataloader", "_get_dataloader")
 STEP_EVENTS = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
@@ -63,12 +64,13 @@ def why_not_whole(trainer: Any, kind: type) -> str | None:
         return f"{type(trainer.model).__name__} is not a sequence classifier of transformers"
     if not has_length(trainer.train_dataset):
         return "the dataset has no length"
-    if args.optim not in ("adamw_torch", "adamw_torch_fused") or trainer.optimizer_cls_and_kwargs is not None:
-        return "the optimizer is not AdamW"
-    if trainer.optimizer is not None:
-        return "a custom optimizer was passed"
-    if trainer.compute_loss_func is not None or trainer.label_smoother is not None:
-        return "the loss is not computed by the model"
+    passed = trainer.optimizer
+    if args.optim not in ("adamw_torch", "adamw_torch_fused") or (passed is not None and type(passed) is not AdamW):
+        return "the optimizer is not torch's AdamW"
+    if trainer.compute_loss_func is not None:
+        return "compute_loss_func is set"
+    if trainer.label_smoother is not None and args.gradient_accumulation_steps > 1:
+        return "label smoothing counts the labels of all batches of a step"
     if args.world_size > 1 or args.include_num_input_tokens_seen != "no":
         return "there are several processes, or tokens are counted"
     for callback, event in itertools.product(trainer.callback_handler.callbacks, STEP_EVENTS):
@@ -83,16 +85,20 @@ def overridden(trainer: Any, kind: type, names: Iterable[str]) -> list[str]:
 
 
 class ModelLoss:
-    """The model's own loss, scaled as `Trainer.training_step` does."""
+    """The model's own loss or transformers' label smoothing, scaled as `Trainer.training_step` does."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer, self.batches = trainer, 1
 
     def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the share of a micro-batch in the step's loss."""
-        loss = model(**batch.inputs, labels=batch.labels).loss
-        if loss is None:
+        smoother = self._trainer.label_smoother
+        if batch.labels is None:
             raise ValueError("The model did not return a loss: the batch contains no labels.")
+        if smoother is None:
+            loss = model(**batch.inputs, labels=batch.labels).loss
+        else:
+            loss = smoother(model(**batch.inputs), batch.labels)
         return (loss if self._trainer.model_accepts_loss_kwargs else loss / self.batches), None
 
     def weight(self, labels: Any, rows: int) -> float:
@@ -143,13 +149,14 @@ class CapturedSteps:
             return next(note.removeprefix(off) for note in made.speedups.notes if note.startswith(off))
         return made
 
-    def begin(self, optimizer: Any) -> None:
-        """Take over the optimizer, after transformers made it."""
+    def begin(self, optimizer: Any) -> bool:
+        """Take over the optimizer, after transformers or the user made it; return False if it is not torch's AdamW."""
         trainer, device = self._trainer, self.runtime.device
+        if type(optimizer) is not AdamW or (device.type == "cuda" and not fuse_update(optimizer)):
+            return False
         self._loss = ModelLoss(trainer)
         self._rates = [group["lr"] for group in optimizer.param_groups]
         if device.type == "cuda":
-            fuse_update(optimizer)
             for group in optimizer.param_groups:
                 group["capturable"] = True
             # a CUDA graph reads the learning rates here; the scheduler keeps numbers
@@ -165,8 +172,7 @@ class CapturedSteps:
         )
         self._state.step = trainer.state.global_step
         self._state.planned_steps = trainer.state.max_steps
-        if self._state.kernel is None:
-            self.speedups.graphs = None
+        return device.type != "cuda" or self._state.kernel is not None
 
     def _is_only_writer(self) -> bool:
         around = (self._trainer, *self._trainer.callback_handler.callbacks)
@@ -305,13 +311,14 @@ class CapturedSteps:
         self._loss.batches = t.current_gradient_accumulation_steps = len(window.micro_batches)
         rate, groups = float(t._get_learning_rate()), state.optimizer.param_groups
         numbers = [group["lr"] for group in groups]
-        for group, place in zip(groups, self._rates, strict=True):
-            group["lr"] = place
+        for group, place, number in zip(groups, self._rates, numbers, strict=True):
+            group["lr"] = group["lr_scale"] = place.fill_(number) if isinstance(place, torch.Tensor) else number
         host = torch.get_rng_state()  # the step seeds it; collators and callbacks draw what they would without us
         with own_forward(t.model):
-            result = train_step(state, window, learning_rate=rate, max_grad_norm=t.args.max_grad_norm, seed=t.args.seed)
+            result = train_step(state, window, learning_rate=1.0, max_grad_norm=t.args.max_grad_norm, seed=t.args.seed)
         for group, number in zip(groups, numbers, strict=True):
             group["lr"] = number
+            del group["lr_scale"]
         torch.set_rng_state(host)
         while state.notes:
             t.report(state.notes.pop(0))

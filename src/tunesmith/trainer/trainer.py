@@ -381,10 +381,17 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Prepare model and optimizer; whole steps take over the optimizer."""
         prepared = super()._prepare_for_training(*args, **options)
         self._waiting = ()
-        if self._captured is not None:
-            self._captured.begin(self._plain_optimizer())
+        if self._captured is not None and not self._captured.begin(self._plain_optimizer()):
+            self._leave_whole_steps("the optimizer is not torch's AdamW")
         self._choose_gate()
         return prepared
+
+    def _leave_whole_steps(self, reason: str) -> None:
+        """Train with CUDA graphs of the encoder only."""
+        assert self._captured is not None
+        self._captured.close()
+        self._captured, self._why_not_whole = None, reason
+        self.report(self._describe_speedups())
 
     def _choose_gate(self) -> None:
         own = type(self)._get_grad_norm is not Trainer._get_grad_norm or self.args.world_size > 1
@@ -433,10 +440,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if self._captured is not None and not self._captured.run_epoch(
             options["model"], options["train_dataloader"], options
         ):
-            self._captured.close()
-            self._captured, self._why_not_whole = None, "batches are not rows of tokens with one label each"
+            self._leave_whole_steps("batches are not rows of tokens with one label each")
             self._choose_gate()
-            self.report(self._describe_speedups())
             restore_generators(self._epoch_generators, self.args.device)  # of the first batch, which is read again
         if self._captured is None:
             filters = self.args.logging_nan_inf_filter
