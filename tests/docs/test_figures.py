@@ -58,10 +58,13 @@ def test_readme_speed_figures_match_measurements() -> None:
         assert f"{ours:,.0f} vs. {theirs:,.0f} ms" in page
     small, large = (one["speedup"] for one in measured("trainer_cpu.json")["results"] if one["script"] == "unmodified")
     assert f"With `tunesmith.Trainer` in your own script: {small:.1f} and {large:.1f} times" in page
-    ours, theirs = gpu_steps(64)
-    assert f"{theirs / ours:.1f} times as fast at batch size 64 ({ours:.1f} vs. {theirs:.1f} ms)" in page
-    ours, theirs = gpu_steps(256)
-    assert f"{theirs / ours:.1f} times at 256" in page
+    scripts = measured("scripts_h200.json")["batches"]
+    small, large = scripts["16"], scripts["64"]
+    theirs, ours = small["unmodified"]["ms"].values()
+    assert f"{theirs / ours:.1f} times as fast at batch size 16 ({ours:.1f} vs. {theirs:.1f} ms)" in page
+    assert f"{large['unmodified']['ratio']:.1f} times at 64" in page
+    own = [batch["compute_loss override"]["ratio"] for batch in (small, large)]
+    assert f"With an overridden `compute_loss`: {own[0]:.1f} and {own[1]:.1f} times" in page
 
 
 def test_readme_fault_figures_match_measurements() -> None:
@@ -108,6 +111,20 @@ def test_performance_tables_match_measurements() -> None:
             ours, theirs = gpu_steps(batch, kind)
             peak = measured("engine_h200.json")["batches"][str(batch)][kind]["peak_gb"]
             assert (str(batch), name, f"{theirs:.1f}", f"{theirs / ours:.1f}", f"{peak:.1f}") in rows
+    table = page[page.index("### Scripts with `Trainer` on an H200") :]
+    shown = [
+        tuple(c.strip() for c in line.strip("|").split("|")) for line in table.splitlines() if line.startswith("| ")
+    ]
+    for batch, scripts in measured("scripts_h200.json")["batches"].items():
+        for one in scripts.values():
+            theirs, ours = one["ms"].values()
+            memory = one["peak_gb"]["tunesmith"] / one["peak_gb"]["transformers"]
+            row = (batch, f"{theirs:.1f}", f"{ours:.1f}", f"{theirs / ours:.2f}", f"{memory:.2f}")
+            assert row in {(cells[1], *cells[3:]) for cells in shown if len(cells) == 7}
+    loop = measured("engine_loop_h200.json")["batches"]
+    small, large = loop["8"]["tunesmith"], loop["64"]["tunesmith"]
+    assert f"{small['step_ms']:.1f} ms at batch size 8 and {large['step_ms']:.1f} ms at 64" in page
+    assert f"3 epochs of MRPC take {small['job_seconds']:.1f} s" in page
     families = {"DeBERTa-v3": "deberta-v3-base", "ModernBERT": "modernbert-base", "MPNet": "mpnet-base"}
     for name, shape in families.items():
         for batch, found in measured("families_h200.json")["shapes"][shape].items():
