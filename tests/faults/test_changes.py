@@ -39,7 +39,6 @@ OPTIONS: dict[str, Any] = {
     "save_steps": 4,
     "class_weights": (1.0, 2.0),
     "lr_scheduler_type": "polynomial",
-    "lr_scheduler_kwargs": {"power": 2.0},
 }
 
 
@@ -201,7 +200,7 @@ CONFIG, WEIGHTS = "the config of the base model changed", "the weights of the ba
 SETTINGS: dict[str, Any] = {
     "max_train_samples": 40, "max_seq_length": 8, "seed": 43, "data_seed": 1, "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 2, "num_train_epochs": 3, "learning_rate": 2e-3, "warmup_steps": 2,
-    "lr_scheduler_kwargs": {"power": 3.0}, "optim": "adamw_torch", "weight_decay": 0.01, "adam_beta2": 0.99,
+    "optim": "adamw_torch", "weight_decay": 0.01, "adam_beta2": 0.99,
     "adam_epsilon": 1e-6, "max_grad_norm": 0.5, "label_smoothing_factor": 0.1, "adversarial": 0.02,
     "class_weights": (2.0, 1.0), "bf16": True, "train_sampling_strategy": "random",
     "freeze": ("embeddings",), "layerwise_lr_decay": 0.8,
@@ -252,7 +251,7 @@ RESUMED: dict[str, tuple[Change, str]] = {
     "base weights: one bit": (flip_bit("base/model.safetensors"), WEIGHTS),
     "base model: different seed": (lambda w, o: save_tiny_bert(w / "base", seed=3) and None, WEIGHTS),
     "base model: label order": (other_head, "the labels were|label"),
-    "schedule": (option(lr_scheduler_type="linear", lr_scheduler_kwargs={}), "lr_scheduler_type was"),
+    "schedule": (option(lr_scheduler_type="linear"), "lr_scheduler_type was"),
     **{name: (option(**{name: value}), f"{name} was .* and is {shown(value)}") for name, value in SETTINGS.items()},
 }
 

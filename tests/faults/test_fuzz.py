@@ -80,7 +80,7 @@ class Arena:
             ended = self.start(Plan((), [], words), {"TUNESMITH_FAULT": fault})
             assert ended.code == (-9 if fault else 0), ended.log
         values = {"train_file": f"{at}/data/train.csv", "model_name_or_path": f"{at}/model", "cache_dir": f"{at}/cache"}
-        values |= {"output_dir": f"{at}/new", "run_name": "x", "lr_scheduler_kwargs": {}, "max_seq_length": 16}
+        values |= {"output_dir": f"{at}/new", "run_name": "x", "max_seq_length": 16}
         numbers = {"max_steps": 2, "learning_rate": 5e-5, "per_device_train_batch_size": 4, "warmup_ratio": 0.1}
         values |= numbers | {"num_train_epochs": 1, "use_cpu": True, "disable_tqdm": True}
         (at / "config").mkdir()

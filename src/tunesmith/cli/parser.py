@@ -270,8 +270,6 @@ def _metavar(option: Option) -> str:
     if option.name.endswith("_dir"):
         return "FOLDER"
     text = str(option.hint)
-    if "dict" in text:
-        return "JSON"
     if "float" in text:
         return "X"
     return "NAME" if "str" in text or choices else "N"

@@ -8,7 +8,6 @@ with a note.
 from __future__ import annotations
 
 import codecs
-import json
 import logging
 import math
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-from tunesmith.config.options import PATH_OPTIONS, SCHEDULE_OPTIONS, Range, RunConfig, list_options
+from tunesmith.config.options import PATH_OPTIONS, Range, RunConfig, list_options
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.files import BadFile, read_plain
 
@@ -91,6 +90,7 @@ REMOVED: dict[str, Removed] = {
     "deepspeed": _SHARDED,
     "fsdp": _SHARDED,
     "fsdp_config": _SHARDED,
+    "lr_scheduler_kwargs": Removed("is available through tunesmith.Trainer", {}, refused=True),
     "config_name": Removed("to change the model's config, edit config.json in a copy of its folder", refused=True),
     "torch_compile": _COMPILE,
     "torch_compile_backend": _COMPILE,
@@ -283,7 +283,7 @@ MAX_ENTRIES = 500
 """More names than this are not options. Without the limit 60,000 unknown names took 30 s to compare with the known ones."""
 
 MAX_DEPTH = 4
-"""Options hold a value, a list or a flat mapping: deeper nesting is a mistake or an attack."""
+"""Options hold a value or a list: deeper nesting is a mistake or an attack."""
 
 
 @dataclass(frozen=True)
@@ -444,7 +444,6 @@ _NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     str: "text",
-    dict: "a mapping of names to numbers",
 }
 
 
@@ -467,7 +466,7 @@ def _convert_one(value: Any, kind: Any) -> Any:
         return _as_choice(value, get_args(kind))
     if origin is tuple:
         return _as_tuple(value, get_args(kind)[0])
-    reader = {bool: _as_bool, int: _as_int, float: _as_float, str: _as_str, dict: _as_dict}[origin]
+    reader = {bool: _as_bool, int: _as_int, float: _as_float, str: _as_str}[origin]
     return reader(value)
 
 
@@ -517,25 +516,6 @@ def _as_tuple(value: Any, item: Any) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
         raise ValueError
     return tuple(_convert_one(part, item) for part in value)
-
-
-def _as_dict(value: Any) -> dict[str, Any]:
-    """Return a mapping of names to numbers, words or switches; on the command line it is JSON."""
-    value = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(value, dict):
-        raise ValueError
-    return {str(name): _as_scalar(part) for name, part in value.items()}
-
-
-def _as_scalar(value: Any) -> Any:
-    for reader in (_as_int, _as_float):
-        with suppress(ValueError):
-            return reader(value)
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    return _as_str(value)
 
 
 # Validation: ranges of single options, and options that must agree. It needs no heavy import: all problems are reported
@@ -770,9 +750,6 @@ def _check_engine(config: RunConfig) -> Iterator[Problem]:
         yield "fp16", "cannot be used together with bf16", "Set bf16 if the GPU supports it, otherwise fp16"
     if config.use_cpu and config.cuda_graphs == "on":
         yield "cuda_graphs", "on needs a GPU, but use_cpu is set", "Omit one of them"
-    options = (config.lr_scheduler_type, config.lr_scheduler_kwargs, config.decided.learning_rate)
-    for text, fix in schedule_problems(*options):
-        yield "lr_scheduler_kwargs", text, fix
 
 
 def _check_saving(config: RunConfig) -> Iterator[Problem]:
@@ -808,39 +785,6 @@ def _is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
-
-
-_SHAPES = ("linear", "cosine", "1-sqrt")
-_WHOLE_NUMBERS = ("timescale", "num_decay_steps", "num_stable_steps")
-_LARGEST = 1e9
-
-
-def schedule_problems(kind: str, options: Mapping[str, Any], learning_rate: float) -> Iterator[tuple[str, str]]:
-    """Yield (problem, fix) for each option that the schedule doesn't accept and each one that is missing."""
-    known = SCHEDULE_OPTIONS[kind]
-    for name, value in options.items():
-        if name not in known:
-            takes = f"It accepts {', '.join(known)}" if known else "It accepts none: omit them"
-            yield f"{kind} has no {name!r}", did_you_mean(name, known) or takes
-        elif not name.endswith("_type"):
-            yield from _number_problems(name, value)
-        elif value not in _SHAPES:
-            yield f"{name} {value!r} is not a shape", f"Use one of {', '.join(_SHAPES)}"
-    if kind.endswith("min_lr") and ("min_lr" in options) == ("min_lr_rate" in options):
-        yield f"{kind} needs min_lr or min_lr_rate, one of them", 'Add {"min_lr_rate": 0.1}'
-    if kind == "warmup_stable_decay" and "num_decay_steps" not in options:
-        yield f"{kind} needs num_decay_steps", 'Add {"num_decay_steps": 100}'
-    end = options.get("lr_end", 1e-7)
-    if kind == "polynomial" and isinstance(end, (int, float)) and not end < learning_rate:
-        yield f"lr_end {end:g} is not below the learning rate {learning_rate:g}", "Use a smaller lr_end"
-
-
-def _number_problems(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    whole, low = name in _WHOLE_NUMBERS, 1 if name == "timescale" else 0
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        yield f"{name} {value!r} is not a {'whole ' if whole else ''}number", f"Write {name}: 1"
-    elif not low <= value <= _LARGEST:
-        yield f"{name} {value} is out of range", f"Use a number from {low} to {_LARGEST:.0e}"
 
 
 _PARTS = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")

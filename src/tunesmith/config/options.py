@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -37,27 +37,9 @@ Seed = Annotated[int, Range(at_least=0, at_most=2**32 - 1)]  # the largest seed 
 GlueTaskName = Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]
 AutoOnOff = Literal["auto", "on", "off"]
 
-OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw_torch_fused": ("torch.optim:AdamW", {"fused": True}),
-    "adamw_torch": ("torch.optim:AdamW", {"fused": False}),
-}
-"""Name -> (`module:class`, its extra arguments)."""
-
-_MIN_LR = ("num_cycles", "min_lr", "min_lr_rate")
-_DECAY = ("num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles")
-SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
-    "linear": (),
-    "cosine": ("num_cycles",),
-    "cosine_with_restarts": ("num_cycles",),
-    "polynomial": ("lr_end", "power"),
-    "constant": (),
-    "constant_with_warmup": (),
-    "inverse_sqrt": ("timescale",),
-    "cosine_with_min_lr": _MIN_LR,
-    "cosine_warmup_with_min_lr": (*_MIN_LR, "warmup_lr_rate"),
-    "warmup_stable_decay": _DECAY,
-}
-"""Schedule -> the names that `lr_scheduler_kwargs` accepts for it, as in transformers."""
+ScheduleName = Literal[
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,13 +172,11 @@ class RunConfig:
     """Learning rate of each layer relative to the layer above it. Default: by the recipe (hf: 1)."""
     head_lr_scale: Positive = 1.0
     """Learning rate of the head relative to the top layer."""
-    lr_scheduler_type: Annotated[str, SCHEDULE_OPTIONS] = "linear"
+    lr_scheduler_type: ScheduleName = "linear"
     """Learning rate schedule."""
-    lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Extra arguments of the schedule as JSON, such as num_cycles, power or min_lr."""
     warmup_steps: Annotated[int | float, Range(at_least=0, whole_from_one=True)] | None = None
     """Number of warmup steps; below 1: share of all steps. Default: by the recipe (hf: 0)."""
-    optim: Annotated[str, OPTIMIZERS] = "adamw_torch_fused"
+    optim: Literal["adamw_torch_fused", "adamw_torch"] = "adamw_torch_fused"
     """Optimizer."""
     weight_decay: NotNegative = 0.0
     """AdamW weight decay, not applied to biases and normalization layers."""
@@ -418,25 +398,22 @@ def list_options() -> dict[str, Option]:
     """Return all options by name, in the order of the table."""
     hints = get_type_hints(RunConfig, include_extras=True)
     plain = get_type_hints(RunConfig)
-    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(RunConfig)}
+    defaults = {f.name: f.default for f in fields(RunConfig)}
     source = Path(__file__).read_text(encoding="utf-8")
     listed: dict[str, Option] = {}
     group = ""
     for title, name, text in re.findall(r'^    (?:# (.+)|(\w+): .+\n    """(.+)""")$', source, re.MULTILINE):
         group = title or group
         if name in defaults and name not in listed:
-            limits = _annotation(hints[name]) or Range()
-            hint = plain[name] if isinstance(limits, Range) else Literal.__getitem__(tuple(limits))
-            known = limits if isinstance(limits, Range) else Range()
-            listed[name] = Option(name, hint, defaults[name], text, group, known)
+            listed[name] = Option(name, plain[name], defaults[name], text, group, _range_of(hints[name]) or Range())
     return listed
 
 
-def _annotation(hint: Any) -> Any:
-    """Return the annotation of a type or of a member of a union."""
+def _range_of(hint: Any) -> Range | None:
+    """Return the range of a type or of a member of a union."""
     if get_origin(hint) is Annotated:
-        return hint.__metadata__[0]
-    return next((found for part in get_args(hint) if (found := _annotation(part)) is not None), None)
+        return next(note for note in hint.__metadata__ if isinstance(note, Range))
+    return next((found for part in get_args(hint) if (found := _range_of(part)) is not None), None)
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

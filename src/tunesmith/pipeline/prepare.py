@@ -199,7 +199,6 @@ def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validati
         config.decided.learning_rate,
         warmup_steps_for(config.decided.warmup_steps, steps),
         steps,
-        config.lr_scheduler_kwargs,
     )
     evaluate = _evaluation_calendar(config, steps, ends, has_validation)
     keeps_best = evaluate.cadence != "no" and config.load_best_model_at_end is not False

@@ -3,12 +3,10 @@ Clipping and the NaN check are part of the fused update."""
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,11 +38,6 @@ def make_optimizer(
     optim: str = "adamw_torch_fused",
 ) -> Optimizer:
     """Return an optimizer for the trainable parameters; each group has parameter names and a share of the learning rate."""
-    from tunesmith.config.options import OPTIMIZERS
-
-    place, options = OPTIMIZERS[optim]
-    module, _, name = place.partition(":")
-    kind = getattr(import_module(module), name)
     by_name = dict(model.named_parameters())
     groups: list[dict[str, Any]] = [
         {
@@ -58,14 +51,12 @@ def make_optimizer(
             model, weight_decay=weight_decay, layerwise_lr_decay=layerwise_lr_decay, head_lr_scale=head_lr_scale
         )
     ]
-    on_gpu = options.get("fused", False) and all(p.device.type == "cuda" for p in by_name.values())
+    fused = optim == "adamw_torch_fused"
+    on_gpu = fused and all(p.device.type == "cuda" for p in by_name.values())
     if on_gpu:  # the learning rate is a tensor on the device, so that a CUDA graph can read it
         for group in groups:
             group["lr"] = torch.full((), group["lr"], device=group["params"][0].device)
-    settings = {"betas": betas, "eps": epsilon, "capturable": on_gpu, **options}
-    takes = inspect.signature(kind).parameters
-    made: Optimizer = kind(groups, lr=learning_rate, **{k: v for k, v in settings.items() if k in takes})
-    return made
+    return AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, capturable=on_gpu, fused=fused)
 
 
 def make_kernel(optimizer: Optimizer, layers: FusedStack | None) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal, get_args
 
-from tunesmith.config.options import SCHEDULE_OPTIONS
+from tunesmith.config.options import ScheduleName
 from tunesmith.errors import ConfigError, did_you_mean, short_text
 
 MOST_EPOCHS = 1_000_000
@@ -123,18 +123,18 @@ def warmup_steps_for(warmup_steps: float, num_steps: int) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`warmup` and `total` are in optimizer steps; `options` are the lr_scheduler_kwargs of transformers."""
+    """A schedule of transformers. `warmup` and `total` are in optimizer steps."""
 
     kind: str
     peak: float
     warmup: int
     total: int
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.kind not in SCHEDULE_OPTIONS:
-            hint = did_you_mean(self.kind, list(SCHEDULE_OPTIONS))
-            raise ConfigError(f"lr_scheduler_type {self.kind!r} is not one of {', '.join(SCHEDULE_OPTIONS)}", fix=hint)
+        known = get_args(ScheduleName)
+        if self.kind not in known:
+            fix = did_you_mean(self.kind, known)
+            raise ConfigError(f"lr_scheduler_type {self.kind!r} is not one of {', '.join(known)}", fix=fix)
 
     @cached_property
     def factor(self) -> Callable[[int], float]:
@@ -144,11 +144,9 @@ class Schedule:
 
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=self.peak)
         try:
-            scheduler = get_scheduler(
-                self.kind, optimizer, self.warmup, self.total, scheduler_specific_kwargs=dict(self.options)
-            )
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"lr_scheduler_type {self.kind} with lr_scheduler_kwargs: {short_text(error)}") from None
+            scheduler = get_scheduler(self.kind, optimizer, self.warmup, self.total)
+        except ValueError as error:
+            raise ConfigError(f"lr_scheduler_type {self.kind}: {short_text(error)}") from None
         factor: Callable[[int], float] = scheduler.lr_lambdas[0]
         return factor
 

@@ -85,7 +85,6 @@ def test_dashes_and_underscores_are_equivalent() -> None:
         ("--class_weights balanced", "class_weights", "balanced"),
         ("--max_steps -1", "max_steps", -1),
         ("--resume_from_checkpoint", "resume_from_checkpoint", True),
-        ("--lr_scheduler_type polynomial --lr_scheduler_kwargs '{\"power\": 2}'", "lr_scheduler_kwargs", {"power": 2}),
         ("--save_total_limit none", "save_total_limit", None),
         ("--delimiter '\\t'", "delimiter", "\t"),
         ("--quoting none", "quoting", "none"),

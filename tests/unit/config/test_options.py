@@ -42,7 +42,6 @@ def test_written_config_reads_back_equal(tmp_path: Path) -> None:
         learning_rate=1e-5,
         class_weights=(1.0, 0.3),
         lr_scheduler_type="polynomial",
-        lr_scheduler_kwargs={"power": 2, "lr_end": 1e-7},
         resume_from_checkpoint=True,
         freeze=("embeddings",),
         save_total_limit=None,
@@ -94,9 +93,6 @@ def test_any_bytes_parse_or_raise_config_error(
         ("epochs", Literal["no", "steps", "epoch"], "expected no, steps or epoch, got 'epochs'. Did you mean 'epoch'?"),
         ([1, "x"], tuple[float, ...], "expected a list of numbers, got [1, 'x']"),
         ([["a"]], tuple[str, ...], "expected a list of names, got [['a']]"),
-        ("{", dict[str, Any], "expected a mapping of names to numbers, got '{'"),
-        ({"a": {"b": 1}}, dict[str, Any], "expected a mapping of names to numbers, got {'a': {'b': 1}}"),
-        ("9" * 5000, int, "expected a whole number, got '" + "9" * 76 + "..."),
     ],
 )
 def test_wrong_value_is_refused_with_what_was_expected(value: Any, hint: Any, message: str) -> None:
@@ -106,10 +102,6 @@ def test_wrong_value_is_refused_with_what_was_expected(value: Any, hint: Any, me
 
 
 GOOD = {"train_file": "a.csv"}
-
-
-def _schedule(kind: str, **options: Any) -> dict[str, Any]:
-    return {"lr_scheduler_type": kind, "lr_scheduler_kwargs": options}
 
 
 @pytest.mark.parametrize(
@@ -158,24 +150,6 @@ def _schedule(kind: str, **options: Any) -> dict[str, Any]:
         ({"save_strategy": "no", "load_best_model_at_end": True}, "load_best_model_at_end: needs checkpoints"),
         ({"bf16": True, "fp16": True}, "fp16: cannot be used together with bf16"),
         ({"use_cpu": True, "cuda_graphs": "on"}, "cuda_graphs: on needs a GPU, but use_cpu is set"),
-        ({"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_kwargs: cosine_with_min_lr needs min_lr"),
-        ({"lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs: linear has no 'power'. It accepts none"),
-        (
-            _schedule("cosine", num_cycle=2),
-            "lr_scheduler_kwargs: cosine has no 'num_cycle'. Did you mean 'num_cycles'?",
-        ),
-        (
-            _schedule("polynomial", num_cycles=2),
-            "lr_scheduler_kwargs: polynomial has no 'num_cycles'. It accepts lr_end",
-        ),
-        (_schedule("cosine", num_cycles="many"), "lr_scheduler_kwargs: num_cycles 'many' is not a number"),
-        (_schedule("polynomial", power=-1), "lr_scheduler_kwargs: power -1 is out of range"),
-        (_schedule("polynomial", lr_end=1), "lr_scheduler_kwargs: lr_end 1 is not below the learning rate 5e-05"),
-        (_schedule("inverse_sqrt", timescale=1.5), "lr_scheduler_kwargs: timescale 1.5 is not a whole number"),
-        (
-            _schedule("warmup_stable_decay", num_decay_steps=3, decay_type="sine"),
-            "lr_scheduler_kwargs: decay_type 'sine' is not a shape. Use one of linear, cosine, 1-sqrt",
-        ),
         ({"num_train_epochs": 1e308}, "num_train_epochs: 1e+308 is too large. Use at most 1000000"),
         ({"max_steps": 10**18}, "max_steps: 1000000000000000000 is too large. Use at most 1000000000000000"),
         ({"per_device_train_batch_size": 10**30}, "per_device_train_batch_size: this number is too large"),
