@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metric NAME": "Metric to test. Default: the metric of the best checkpoint, or the first of the task.",
         "--split NAME": "Split to test on. Default: test if all runs have one, otherwise validation.",
         "-o --output FILE": "Also write a self-contained HTML page.",
-        "--json": "Print JSON.",
     }
     add_flags(parser, flags)
 
@@ -34,16 +32,14 @@ def run(args: argparse.Namespace) -> int:
 
         require_plain(Path(args.output))
     comparison = compare_runs(args.runs, metric=args.metric, split=args.split)
-    print(json.dumps(comparison_to_json(comparison), allow_nan=False, indent=1) if args.json else to_text(comparison))
+    print(to_text(comparison))
     if args.output:
         from tunesmith.files import make_folder
         from tunesmith.report.build import write_comparison
 
         path = Path(args.output)
         make_folder(path.parent)
-        written = write_comparison(comparison, path)
-        if not args.json:
-            print(f"\n{written}")
+        print(f"\n{write_comparison(comparison, path)}")
     return 0
 
 
@@ -77,32 +73,3 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
     cells = [[cell if len(cell) <= 44 else cell[:20] + "..." + cell[-21:] for cell in row] for row in [head, *rows]]
     widths = [max(len(row[k]) for row in cells) for k in range(len(head))]
     return ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison as a plain dict."""
-    return {
-        "runs": {run.letter: str(run.path) for run in comparison.runs},
-        "differences": {name: list(values) for name, values in comparison.differences},
-        "scores": [
-            {"split": split, "metric": name, "of": of, "values": [_cell(c) for c in cells]}
-            for split, name, of, cells in comparison.scores
-        ],
-        "tests": [
-            {
-                "a": t.a,
-                "b": t.b,
-                "split": t.split,
-                "different": t.different,
-                "p_value": t.p_value,
-                "sentence": t.sentence,
-                "result": t.result.to_json() if t.result is not None else None,
-            }
-            for t in comparison.tests
-        ],
-        "notes": list(comparison.notes),
-    }
-
-
-def _cell(score: Any) -> dict[str, Any] | None:
-    return None if score is None else {"value": score.value, "low": score.low, "high": score.high, "n": score.n}

@@ -2,7 +2,7 @@
 
 Keys follow `evaluate` and its glue metric: accuracy, f1, matthews_correlation, pearson, spearmanr. `f1`, `precision` and
 `recall` are those of label 1 and exist for binary tasks only; over classes the names are f1_macro, f1_micro, f1_weighted,
-precision_macro, recall_macro. Aliases such as macro_f1, mcc, roc_auc and spearman are accepted.
+balanced_accuracy. Aliases such as macro_f1, mcc, roc_auc and spearman are accepted.
 
 Predictions are ids (n,), or scores (n, classes) of which the largest wins; auroc, average_precision and log_loss need scores.
 Examples labeled -1, -100 or NaN are ignored. A metric that is not defined (one class only, no example, a NaN score) is None.
@@ -402,21 +402,6 @@ def f1_weighted(hits: Array, true: Array, predicted: Array) -> Array:
     return _ratio((np.nan_to_num(per_class_f1(hits, true, predicted)) * true).sum(-1), true.sum(-1))
 
 
-def _macro(hits: Array, own: Array, other: Array) -> Array:
-    # A class present on the other side only counts as 0, a class on neither side does not count (scikit-learn).
-    return _mean_defined(np.where((own == 0) & (other > 0), 0.0, _ratio(hits, own)))
-
-
-def precision_macro(hits: Array, true: Array, predicted: Array) -> Array:
-    """Return the mean precision; a class never predicted counts as 0."""
-    return _macro(hits, predicted, true)
-
-
-def recall_macro(hits: Array, true: Array, predicted: Array) -> Array:
-    """Return the mean recall; a class predicted but never true counts as 0."""
-    return _macro(hits, true, predicted)
-
-
 def balanced_accuracy(hits: Array, true: Array, predicted: Array) -> Array:
     """Return the mean recall of the classes truly present."""
     return _mean_defined(_ratio(hits, true))
@@ -642,12 +627,7 @@ METRICS: tuple[Metric, ...] = (
     _count("recall", "Share of rows that are 1 and predicted 1.", recall,
            lambda rows, v: wilson_pair(v, (rows.references == 1).sum()), tasks=BINARY),
     _count("f1_macro", "Mean F1 of the classes.", f1_macro, aliases=("macro_f1",)),
-    # Every row has one label, so micro F1 is accuracy.
-    _count("f1_micro", "F1 over all rows: accuracy.", accuracy, lambda rows, v: wilson_pair(v, len(rows)),
-           aliases=("micro_f1",), counts_right_rows=True),
     _count("f1_weighted", "F1 of the classes, weighted by their rows.", f1_weighted, aliases=("weighted_f1",)),
-    _count("precision_macro", "Mean precision of the classes.", precision_macro),
-    _count("recall_macro", "Mean recall of the classes.", recall_macro),
     _count("balanced_accuracy", "Mean recall of the classes that are present.", balanced_accuracy),
     _count("matthews_correlation", "Correlation of true and predicted classes (MCC).", matthews_correlation,
            aliases=("mcc", "matthews")),
@@ -658,7 +638,8 @@ METRICS: tuple[Metric, ...] = (
     _left_out("log_loss", SINGLE, "Mean of minus the log probability of the right label.", _log_loss, positive_limits, _LOG,
               greater_is_better=False),
     _left_out("f1_macro", MULTILABEL, "Mean F1 of the labels.", f1_macro_labels, share_limits, _SHARE),
-    _left_out("f1_micro", MULTILABEL, "F1 over all cells of rows and labels.", f1_micro_labels, share_limits, _SHARE),
+    _left_out("f1_micro", MULTILABEL, "F1 over all cells of rows and labels.", f1_micro_labels, share_limits, _SHARE,
+              aliases=("micro_f1",)),
     Metric("auroc", MULTILABEL, "Area under the ROC curve, mean over labels.", lambda rows: _auroc(rows)[0], _of_auroc,
            f"DeLong, {_EFFECTIVE}"),
     Metric("subset_accuracy", MULTILABEL, "Share of rows with every label right.",
@@ -731,7 +712,7 @@ def metric_of(name: str, task: Task) -> Metric:
             return metric
     choices = f"Metrics of a {task.value} task: {', '.join(known)}"
     if plain in metric_names():
-        instead = " Use 'f1_macro'." if plain == "f1" else ""
+        instead = {"f1": " Use 'f1_macro'.", "f1_micro": " Use 'accuracy', which is equal."}.get(plain, "")
         raise ConfigError(f"metric {name!r} is not defined for a {task.value} task", fix=f"{choices}.{instead}")
     hit = nearest(plain, [*known, *(alias for alias, metric in metric_aliases().items() if metric in known)])
     hint = f"Did you mean {hit!r}? " if hit else ""
