@@ -25,7 +25,7 @@
     const style = getComputedStyle(element);
     if (style.overflowX !== "visible" && element.scrollWidth > element.clientWidth + 1 && !["INPUT", "SELECT", "TEXTAREA"].includes(element.tagName)) wrong.push("cut: " + element.tagName + "." + element.className + " " + element.scrollWidth + " of " + element.clientWidth);
   }
-  const solid = [...document.querySelectorAll("button, input, select, textarea, progress, .spark, .plot")].filter(shown);
+  const solid = [...document.querySelectorAll("button, input, select, textarea, progress, .plot")].filter(shown);
   for (const element of solid) texts.push({ box: element.getBoundingClientRect(), word: element.tagName + "#" + element.id, owner: element });
   texts.sort((a, b) => a.box.top - b.box.top);
   texts.forEach((one, k) => {

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -33,11 +33,11 @@ from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import Evaluated, Finding, NonFinite, Note, RunEnded, finite_or_none
 from tunesmith.files import is_plain
 from tunesmith.inference.server import Service, retry_later
-from tunesmith.report.build import diagnose_run, diagnose_with, read_run_config, tone_and_title
+from tunesmith.report.build import diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.report.plots import PanelLine, main_panels, more_panels, rounded
 from tunesmith.report.predictions import scores_in_file
-from tunesmith.runs.event_log import ColumnsTail, Curves, Series, build_curves
+from tunesmith.runs.event_log import ColumnsTail, Curves, build_curves
 from tunesmith.runs.folder import RunDir, read_holder, read_metrics, read_summary
 
 log = logging.getLogger(__name__)
@@ -50,15 +50,12 @@ _BODY = "<body>\n"
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 MAX_DRAWING = 20
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-SPARK_POINTS = 40
 FRESH_SECONDS = 60
 """A run without a lock file whose event log grew within this time counts as running: Trainer scripts may not take a lock."""
 ScoreCell = tuple[str, float, float | None, float | None]
 """Name, value, and the 95% interval."""
 Verdict = tuple[str, str]
 """Kind (good, warn, bad, info) and title."""
-DIAGNOSIS_SECONDS = 15.0
-"""Minimum time between two diagnoses of a run in training."""
 POINTS = 900
 """Points per curve: a chart is about 600 pixels wide, and thinning keeps the minimum and maximum of each bucket."""
 MAX_STREAMS = 32
@@ -148,7 +145,7 @@ class Board(Service):
 
         def produce() -> bytes | None:
             nonlocal shown
-            rows = [row.to_json() for row in self.index.rows(seconds=VERDICT_SECONDS)]
+            rows = [asdict(row) for row in self.index.rows(seconds=VERDICT_SECONDS)]
             changed, shown = rows != shown, rows
             return encode_message("runs", rows) if changed else None
 
@@ -271,17 +268,10 @@ class RunRow:
     step: int = 0
     num_steps: int = 0
     loss: float | None = None
-    losses: tuple[float, ...] = ()
-    """A few training losses of the whole run."""
     ended: str | None = None
     """Why the run ended; None while it runs or when it was killed."""
     verdict: Verdict | None = None
     """The first finding; None if there is none, or if the run was not diagnosed yet."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the values for the script of the page."""
-        names = ("id", "name", "model", "status", "score", "updated", "problem", "step", "num_steps", "loss", "verdict")
-        return {**{name: getattr(self, name) for name in names}, "spark": spark_points(self.losses)}
 
 
 class RunIndex:
@@ -289,9 +279,8 @@ class RunIndex:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
-        self._known: dict[str, tuple[tuple[Any, ...], RunRow]] = {}
-        self._tails: dict[str, ColumnsTail] = {}
-        self._verdicts: dict[str, tuple[tuple[Any, ...], Verdict | None, float]] = {}
+        self._live: dict[str, LiveRun] = {}
+        self._known: dict[str, tuple[Any, RunRow]] = {}
         self._lock = threading.Lock()
 
     def find_all(self) -> dict[str, RunDir]:
@@ -319,46 +308,23 @@ class RunIndex:
         return run if run is not None and has_no_links(run) else None
 
     def rows(self, *, seconds: float = 0.0) -> list[RunRow]:
-        """Return all runs, the newest first. Only event logs that changed since the last call are read.
-
-        Runs without a cached verdict are diagnosed for about `seconds`.
-        """
+        """Return all runs, the newest first. Runs without a verdict are diagnosed for about `seconds`."""
         until = time.monotonic() + seconds
         with self._lock:
             found = [row for key, run in self.find_all().items() if (row := self._row(key, run, until)) is not None]
         return sorted(found, key=lambda row: (row.status != "running", -row.updated))
 
     def _row(self, key: str, run: RunDir, until: float) -> RunRow | None:
-        try:
-            info = os.lstat(run.journal_file)
-        except OSError:
+        live = self._live.setdefault(key, LiveRun(run))
+        live.poll(diagnose=time.monotonic() < until and has_no_links(run))
+        if live.version is None:
             return None
         scored = os.lstat(run.metrics_file).st_mtime_ns if is_plain(run.metrics_file) else 0
-        version = (info.st_ino, info.st_size, info.st_mtime_ns, scored)
-        if key not in self._known or self._known[key][0] != version:
-            tail = self._tails.setdefault(key, ColumnsTail(run.journal_file))
-            self._known[key] = (version, _read_row(key, run, tail, info.st_mtime))
+        if self._known.get(key, (None,))[0] != (live.version, scored):
+            self._known[key] = (live.version, scored), _make_row(key, live)
         row = self._known[key][1]
-        if row.problem:
-            return row
-        status = status_of(run, row.ended, info.st_mtime)
-        if not has_no_links(run):
-            return replace(row, status=status)
-        known, verdict, at = self._verdicts.get(key, (None, None, 0.0))
-        now = time.monotonic()
-        pause = DIAGNOSIS_SECONDS if status == "running" else 0.0
-        if known != (version, status) and at + pause <= now < until:
-            verdict = _diagnose(run)
-            self._verdicts[key] = ((version, status), verdict, now)
-        return replace(row, status=status, verdict=verdict)
-
-
-def _diagnose(run: RunDir) -> Verdict | None:
-    try:
-        found = diagnose_run(run)
-    except (TunesmithError, OSError, ValueError):
-        return None
-    return tone_and_title(found[0]) if found else None
+        verdict = tone_and_title(live.findings[0]) if live.findings else None
+        return row if row.problem else replace(row, status=live.status, verdict=verdict)
 
 
 def run_id(name: str) -> str:
@@ -390,31 +356,24 @@ def has_no_links(run: RunDir) -> bool:
     return not run.model.is_dir() or not any(file.is_symlink() for file in run.model.iterdir())
 
 
-def _read_row(key: str, run: RunDir, tail: ColumnsTail, updated: float) -> RunRow:
+def _make_row(key: str, live: LiveRun) -> RunRow:
     """Return a row whose status is "damaged" if it has a problem, else still unknown."""
     found: dict[str, Any] = {}
     score: ScoreCell | None = None
-    problem = None
-    try:
-        tail.poll()
-        assert tail.columns is not None, "it was polled"
-        curves = build_curves(tail.columns, name=run.name)
-        losses = curves.train_loss.finite().value
+    run, curves, problem = live.run, live.curves, live.problem
+    if curves is not None:
         found = {"step": curves.last_step, "num_steps": max(0, curves.num_steps), "ended": curves.ended}
-        found["losses"] = tuple(losses[:: max(1, len(losses) // SPARK_POINTS)].tolist())
         found["loss"] = finite_or_none(float(curves.train_loss.value[-1])) if len(curves.train_loss) else None
         name = curves.main_metric() or "loss"
         if len(values := curves.metric("validation", name).finite().value):
             score = (f"validation {name}", float(values[-1]), None, None)
-    except (CheckpointError, OSError) as error:
-        problem = f"{run.journal_file.name} {error.problem if isinstance(error, CheckpointError) else error.strerror}"
     try:
         if os.path.islink(run.metrics_file):  # it could expose any file of this machine
-            raise CheckpointError("is a link, not a file")
+            raise CheckpointError("is a link, not a file", where=str(run.metrics_file))
         score = _first_score(read_metrics(run.metrics_file)) or score
     except CheckpointError as error:
-        problem = problem or f"{run.metrics_file.name} {error.problem}"
-    return RunRow(key, *_names(run), "damaged" if problem else "", score, updated, problem, **found)
+        problem = problem or str(error)
+    return RunRow(key, *_names(run), "damaged" if problem else "", score, live.updated, problem, **found)
 
 
 def _names(run: RunDir) -> tuple[str, str]:
@@ -436,16 +395,6 @@ def _first_score(metrics: dict[str, Any]) -> ScoreCell | None:
     return None
 
 
-def spark_points(losses: tuple[float, ...]) -> str:
-    """Return the points of an SVG polyline in a box of 100 by 24."""
-    if len(losses) < 2:
-        return ""
-    low, high = min(losses), max(losses)
-    span = (high - low) or 1.0
-    width = len(losses) - 1
-    return " ".join(f"{100 * k / width:.1f},{22 - 20 * (v - low) / span:.1f}" for k, v in enumerate(losses))
-
-
 def with_title(finding: Finding) -> dict[str, object]:
     """Return a finding as the page of a run shows it."""
     kind, title = tone_and_title(finding)
@@ -465,26 +414,33 @@ class LiveRun:
         self.notes: list[str] = []
         self.problem: str | None = None
         self.status = ""
+        self.version: tuple[int, ...] | None = None
+        """Changes with the event log; None if there is none."""
+        self.updated = 0.0
         self._tail = ColumnsTail(run.journal_file)
         self._diagnosed: tuple[Any, ...] = ()
+        self._is_new = True
 
-    def poll(self) -> bool:
+    def poll(self, *, diagnose: bool = True) -> bool:
         """Read new events; return whether there is anything new to show."""
-        before = (self.status, self.problem)
-        changed = False
+        before, changed = (self.status, self.problem), False
         try:
-            changed = self._tail.poll()
-            self.problem = None
-        except (TunesmithError, OSError) as error:
-            self.problem = str(error)
+            info = os.lstat(self.run.journal_file)
+            version, self.updated = (info.st_ino, info.st_size, info.st_mtime_ns), info.st_mtime
+        except OSError:
+            version, self.updated = None, 0.0
+        if self.problem is None or version != self.version:  # a damaged log is read again only if it changed
+            self.version, self.problem = version, None
+            try:
+                changed = self._tail.poll()
+            except (TunesmithError, OSError) as error:
+                self.problem = str(error)
         if changed and self._tail.columns is not None:
             self.curves = build_curves(self._tail.columns, name=self.run.name)
-        try:
-            updated = os.lstat(self.run.journal_file).st_mtime
-        except OSError:
-            updated = 0.0
-        self.status = status_of(self.run, self.curves.ended if self.curves is not None else None, updated)
-        if self.curves is not None and (changed or before[0] != self.status):
+        self.status = status_of(self.run, self.curves.ended if self.curves is not None else None, self.updated)
+        self._is_new |= changed or before[0] != self.status
+        if diagnose and self._is_new and self.curves is not None:
+            self._is_new = False
             self._diagnose()
         return changed or before != (self.status, self.problem)
 
@@ -501,9 +457,10 @@ class LiveRun:
             try:
                 config = read_run_config(self.run.config_file)
                 summary = read_summary(self.run.data_summary_file)
-            except (TunesmithError, OSError):
+            except (ValueError, OSError):
                 config, summary = {}, {}
-            self.findings = diagnose_with(self.curves, config, summary, running=running)
+            with suppress(ValueError):
+                self.findings = diagnose_with(self.curves, config, summary, running=running)
 
     def snapshot(self) -> dict[str, Any]:
         """Return everything the page draws."""
@@ -520,8 +477,6 @@ class LiveRun:
             "epoch": rounded(float(loss.epoch[-1])) if len(loss) else None,
             "loss": rounded(float(loss.value[-1])) if len(loss) else None,
             "seconds_left": self._seconds_left(curves),
-            "speed": rounded(_recent(curves.tokens_per_second)),
-            "rows_speed": rounded(_recent(curves.examples_per_second)),
             "best": {"metric": best[0], "step": best[1], "value": rounded(best[2])} if best else None,
             "ended": curves.ended,
             "resumed_at": list(curves.resumed_at)[-20:],
@@ -531,9 +486,10 @@ class LiveRun:
         }
 
     def _seconds_left(self, curves: Curves) -> float | None:
-        rate = _recent(curves.examples_per_second)
+        recent = curves.examples_per_second.finite().value[-50:]
+        rate = float(np.median(recent)) if len(recent) else 0.0
         done = curves.last_step
-        if self.status != "running" or not curves.num_steps or not np.isfinite(rate) or rate <= 0 or not done:
+        if self.status != "running" or not curves.num_steps or rate <= 0 or not done:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
             rows = curves.train_rows / curves.steps_per_epoch if curves.steps_per_epoch else float("nan")
@@ -558,12 +514,6 @@ def _line(line: PanelLine) -> dict[str, Any]:
         "x": thin.step.tolist(),
         "y": [rounded(v) for v in thin.value.tolist()],
     }
-
-
-def _recent(series: Series) -> float:
-    good = series.value[-50:]
-    good = good[np.isfinite(good)]
-    return float(np.median(good)) if len(good) else float("nan")
 
 
 def encode_message(kind: str, data: Any) -> bytes:

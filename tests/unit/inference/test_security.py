@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -197,7 +198,7 @@ def test_link_in_run_folder_does_not_expose_other_files(served, tmp_path: Path, 
         status, _, body = served.ask("GET", path)
         assert status == 404, (path, linked)
         assert b"SECRET" not in body
-    assert "SECRET" not in str([row.to_json() for row in RunIndex(served.root).rows()])
+    assert "SECRET" not in str([asdict(row) for row in RunIndex(served.root).rows()])
 
 
 def test_hostile_folder_name_has_safe_url_and_page(served) -> None:

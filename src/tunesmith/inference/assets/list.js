@@ -72,7 +72,6 @@ const fill = (row, run) => {
   bar.max = run.num_steps || 1;
   bar.value = run.step;
   set(row, ".count", number(run.step) + (run.num_steps ? " of " + number(run.num_steps) : "") + " steps");
-  row.querySelector("polyline").setAttribute("points", run.spark);
   set(row, ".loss", run.loss !== null ? "loss " + run.loss.toFixed(3) : run.step ? "loss is NaN" : "");
   set(row, ".value", run.score ? run.score[1].toFixed(3) : "");
   set(row, ".detail", run.score ? run.score[0].replaceAll("_", " ") : "");

@@ -84,7 +84,6 @@ const update = (state) => {
   at("loss").textContent = state.loss === null ? "–" : state.loss.toFixed(3);
   at("best-name").textContent = state.best ? "best " + state.best.metric.replaceAll("_", " ") : "best";
   at("best").replaceChildren(state.best ? tidy(state.best.value) + " " : "–", ...(state.best ? [make("small", "", "step " + state.best.step.toLocaleString("en"))] : []));
-  at("speed").replaceChildren(...(state.speed ? [show(Math.round(state.speed)) + " ", make("small", "", "tokens/s")] : state.rows_speed ? [show(state.rows_speed) + " ", make("small", "", "rows/s")] : ["–"]));
   at("left").textContent = state.status === "running" ? duration(state.seconds_left) : "–";
   at("diagnosis-title").textContent = state.status === "running" ? "Diagnosis so far" : "Diagnosis";
   draw_findings(state.findings);
