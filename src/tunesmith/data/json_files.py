@@ -1,8 +1,8 @@
-"""JSON lines, JSON files, and the exports of Label Studio, Doccano, Argilla and Prodigy.
+"""JSON lines, JSON files, and the exports of Label Studio, Doccano and Argilla.
 
 Rules. JSON lines have one object per line; empty lines are allowed only at the end. A key that appears twice, NaN, Infinity, a
 number too large for a float, deep nesting and half a surrogate pair are refused with their line. A `.json` file may
-also be one array of objects, or one object that contains the rows; it is read whole, so its size is limited.
+also be one array of objects, or one object with a list of them; it is read whole, so its size is limited.
 
 A key that a record does not have is null there, unless the record has a key of almost that name. A column contains text,
 integers, numbers, true/false or lists of one of these, and null; integers mixed with fractions become numbers. An object inside a
@@ -82,7 +82,7 @@ def _json_records(lines: Iterator[str], origin: str, *, array_allowed: bool) -> 
             return line_records(io.StringIO(text, newline=""), origin)
         except (ValueError, RecursionError) as error:
             raise _explain(error, origin) from None
-        return enumerate(rows_of_object(_object(value, origin), origin), start=1)
+        return enumerate(rows_of_object(_object(value, origin)), start=1)
     return line_records(every, origin)
 
 
@@ -94,22 +94,10 @@ def _is_lines(lines: Sequence[str]) -> bool:
         return False
 
 
-def rows_of_object(value: dict[str, Any], origin: str) -> list[dict[str, Any]]:
-    """Return the rows of one object: a list of rows under a key such as "data", or one key per column (pandas)."""
-    rows = {
-        key: cells for key, cells in value.items() if isinstance(cells, list) and cells and isinstance(cells[0], dict)
-    }
-    if len(rows) > 1:
-        found = ", ".join(f"{key!r} ({len(cells):,})" for key, cells in rows.items())
-        raise DataError(f"has several lists of rows: {found}", where=origin, fix="Write each list to its own file.")
-    if rows:
-        return next(iter(rows.values()))
-    cells = list(value.values())
-    if cells and all(isinstance(column, list) for column in cells) and len({len(column) for column in cells}) == 1:
-        return [dict(zip(value, row, strict=True)) for row in zip(*cells, strict=True)]
-    if len(cells) > 1 and all(isinstance(column, dict) and "0" in column for column in cells):
-        return [{name: column.get(key) for name, column in value.items()} for key in cells[0]]
-    return [value]
+def rows_of_object(value: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of one object: the list of rows under a key such as "data"; otherwise it is one row."""
+    lists = [cells for cells in value.values() if isinstance(cells, list) and cells and isinstance(cells[0], dict)]
+    return lists[0] if len(lists) == 1 else [value]
 
 
 def line_records(lines: Iterable[str], origin: str) -> Iterator[Record]:
@@ -242,10 +230,8 @@ def find_export(record: Mapping[str, Any]) -> tuple[str | None, Callable[[Mappin
     """
     if isinstance(record.get("data"), dict) and isinstance(record.get("annotations"), list):
         return "Label Studio", label_studio_row
-    if isinstance(record.get("fields"), dict) and isinstance(record.get("responses"), dict | list):
+    if isinstance(record.get("fields"), dict) and isinstance(record.get("responses"), dict):
         return "Argilla", argilla_row
-    if "_task_hash" in record and "answer" in record:
-        return "Prodigy", prodigy_row
     return None, None
 
 
@@ -264,46 +250,12 @@ def label_studio_row(task: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def argilla_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record, and the majority of the responses to each question.
-
-    In Argilla 2 `responses` has a list for each question; before, it was a list with the values of each annotator.
-    """
-    responses = record.get("responses") or {}
-    if isinstance(responses, list):
-        whole, responses = [r for r in responses if isinstance(r, dict)], {}
-        for given in whole:
-            for name, answer in (given.get("values") or {}).items():
-                responses.setdefault(name, []).append({**answer, "status": given.get("status")})
-    found = {name: [r for r in given or [] if isinstance(r, dict)] for name, given in responses.items()}
-    submitted = {
-        name: [r.get("value") for r in given if r.get("status") in (None, "submitted")] for name, given in found.items()
-    }
-    return {**(record.get("fields") or {}), **{name: _majority(values) for name, values in submitted.items()}}
-
-
-def merge_responses(table: Any) -> Any:
-    """Return Argilla's table, which has one column per question, `label.responses`, with the majority as `label`."""
-    import pyarrow as pa
-
-    questions = [f.name for f in table.schema if f.name.endswith(".responses") and pa.types.is_list(f.type)]
-    columns = {}
-    for name in table.schema.names:
-        if name in questions:
-            answers = [_majority(cell or []) for cell in table[name].to_pylist()]
-            columns[name.removesuffix(".responses")] = pa.array(answers, table[name].type.value_type)
-        elif ".responses." not in name and ".suggestion" not in name:
-            columns[name] = table[name]
-    return pa.table(columns)
-
-
-def prodigy_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text, and the label or choices that were accepted; a rejected or ignored record has no label."""
-    label = record["accept"] if "accept" in record else record.get("label")
-    row = {name: cell for name, cell in record.items() if name[0] != "_" and name not in _PRODIGY}
-    return {**row, "label": label if record["answer"] == "accept" else None}
-
-
-_PRODIGY = ("accept", "answer", "options", "config", "tokens", "spans", "style", "meta")
+    """Return the fields of a record, and the majority of the responses to each question."""
+    row = dict(record.get("fields") or {})
+    for name, responses in (record.get("responses") or {}).items():
+        given = [r for r in responses or [] if isinstance(r, dict) and r.get("status") in (None, "submitted")]
+        row[name] = _majority([r.get("value") for r in given])
+    return row
 
 
 def _majority(answers: Sequence[Any]) -> Any:

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from data_loading import load_data
@@ -53,7 +51,7 @@ def label_studio(i: int) -> dict[str, Any]:
     }
 
 
-def argilla_2(i: int) -> dict[str, Any]:
+def argilla(i: int) -> dict[str, Any]:
     """Return a record of `dataset.records.to_json`: two of three annotators agree."""
     users = [{"value": v, "user_id": f"u{k}"} for k, v in enumerate((LABEL(i), "other", LABEL(i)))]
     return {
@@ -66,35 +64,11 @@ def argilla_2(i: int) -> dict[str, Any]:
     }
 
 
-def argilla_1(i: int) -> dict[str, Any]:
-    """Return a record of a feedback dataset of Argilla 1: the third annotator discarded it."""
-    values = [(LABEL(i), "submitted"), (LABEL(i), "submitted"), ("other", "discarded")]
-    found = [{"user_id": "u", "values": {"sentiment": {"value": v}}, "status": status} for v, status in values]
-    return {"fields": {"text": sentence(i)}, "metadata": {}, "responses": found, "external_id": None}
-
-
-def argilla_flat(i: int) -> dict[str, Any]:
-    """Return a record of `to_datasets` (Argilla 2)."""
-    return {
-        "text": sentence(i),
-        "sentiment.responses": [LABEL(i)],
-        "sentiment.responses.users": ["u1"],
-        "sentiment.responses.status": ["submitted"],
-        "sentiment.suggestion": "other",
-    }
-
-
 def doccano(i: int) -> dict[str, Any]:
     return {"id": i, "text": sentence(i), "label": [LABEL(i)], "Comments": []}
 
 
-def prodigy(i: int) -> dict[str, Any]:
-    options = [{"id": "positive"}, {"id": "negative"}]
-    row = {"text": sentence(i), "_task_hash": i, "options": options, "_view_id": "choice"}
-    return {**row, "accept": [LABEL(i)], "answer": "accept"}
-
-
-EXPORTS = [label_studio, argilla_1, argilla_2, argilla_flat, doccano, prodigy]
+EXPORTS = [label_studio, argilla, doccano]
 
 
 @pytest.mark.parametrize("record", EXPORTS)
@@ -118,16 +92,6 @@ def test_lists_of_one_label_in_csv_are_one_label(tmp_path: Path) -> None:
     assert [found.labels.names[k] for k in found.splits["train"]["labels"]] == [LABEL(i) for i in ROWS]
 
 
-def test_argilla_parquet_is_read(tmp_path: Path) -> None:
-    more = {"sentiment.responses": [LABEL(3), "other", LABEL(3)]}
-    rows = [argilla_flat(i) | (more if i == 3 else {}) for i in ROWS]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
-    found = load(tmp_path / "x.parquet")
-    assert (found.columns.text, found.columns.label) == (("text",), "sentiment")
-    assert [found.labels.names[i] for i in found.splits["train"]["labels"][:]] == [LABEL(i) for i in ROWS]
-    assert any("is an export of Argilla" in note for note in found.notes)
-
-
 def test_export_in_memory_and_for_prediction_is_read(tmp_path: Path) -> None:
     rows = [label_studio(i) for i in ROWS]
     found = load_data(train_data=rows, validation_split_fraction=0)
@@ -143,16 +107,6 @@ def test_export_with_unfinished_tasks_names_them(tmp_path: Path) -> None:
     found = load(tmp_path / "x.json", skip_bad_rows=True)
     assert len(found.splits["train"]) == 38
     assert [row.reasons for row in found.bad_rows] == [("sentiment: the label is missing",)] * 2
-
-
-def test_rejected_prodigy_answer_has_no_label(tmp_path: Path) -> None:
-    answers = {4: "reject", 9: "ignore"}
-    rows = [prodigy(i) | {"answer": answers.get(i, "accept")} for i in ROWS]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(
-        DataError, match=r"2 of 40 train rows cannot be used:\n.*x.jsonl:5: label: the label is missing"
-    ):
-        load(tmp_path / "x.jsonl")
 
 
 def test_doccano_documents_without_a_label_are_asked_about(tmp_path: Path) -> None:

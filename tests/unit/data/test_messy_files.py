@@ -184,12 +184,9 @@ def test_undecodable_bytes_are_kept_or_refused(tmp_path: Path) -> None:
         load_file(tmp_path / "late.parquet")
 
 
-@pytest.mark.parametrize("shape", ["rows under a key", "columns"])
-def test_single_json_object_with_all_rows_is_read(shape: str, tmp_path: Path) -> None:
+def test_single_json_object_with_all_rows_is_read(tmp_path: Path) -> None:
     rows = [{"text": sentence(i), "label": "ab"[i % 2]} for i in range(60)]
-    whole: Any = {"version": "1.0", "data": rows}
-    if shape == "columns":
-        whole = {name: [row[name] for row in rows] for name in ("text", "label")}
+    whole = {"version": "1.0", "data": rows}
     (tmp_path / "x.json").write_text(json.dumps(whole, indent=1))
     found = load_file(tmp_path / "x.json", validation_split_fraction=0)
     assert found.splits["train"]["text"][:] == [row["text"] for row in rows]
