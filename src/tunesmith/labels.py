@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,13 +41,17 @@ UNLABELED = -1
 """The label id of an unlabeled example (GLUE test splits)."""
 
 
+VARIANTS = "case, spaces, Unicode form or invisible characters"
+
+
 def fold_label(name: str) -> str:
-    """Return a key that is equal for labels that differ only in case or spaces."""
-    return " ".join(name.casefold().split())
+    """Return a key that is equal for labels that differ only in VARIANTS."""
+    visible = "".join(char for char in name if unicodedata.category(char) not in ("Cf", "Cc") or char.isspace())
+    return " ".join(unicodedata.normalize("NFC", visible).casefold().split())
 
 
 def match_names(order: Sequence[str], names: Sequence[str]) -> tuple[str, ...] | None:
-    """Return `names` in the order of `order`; case and spaces may differ. None if they are different names."""
+    """Return `names` in the order of `order`; they may differ in VARIANTS. None if they are different names."""
     if set(order) == set(names) and len(order) == len(names):
         return tuple(order)
     folded = {fold_label(name): name for name in names}

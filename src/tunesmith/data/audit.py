@@ -14,23 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.data.labels import VARIANTS, normalize_label, strip_invisible
 from tunesmith.data.rows import Columns, Ints, Part
 from tunesmith.errors import DataError, first_few
 from tunesmith.events import Finding, Severity
 from tunesmith.labels import LabelMap, Task
 
 
-def audit_rows(
-    parts: Mapping[str, Part], columns: Columns, labels: LabelMap, *, names_given: bool = False
-) -> list[Finding]:
-    """Return findings, most serious first. Texts are compared as " ".join(text.lower().split()).
-
-    `names_given`: the user listed the labels, so similar names are intended.
-    """
+def audit_rows(parts: Mapping[str, Part], columns: Columns, labels: LabelMap) -> list[Finding]:
+    """Return findings, most serious first. Texts are compared as " ".join(text.lower().split())."""
     ordered = {"train": parts["train"], **parts} if "train" in parts else dict(parts)
     ids = {split: label_ids(part) for split, part in ordered.items()}
-    findings = check_labels(ids, labels, names_given=names_given)
+    findings = check_labels(ids, labels)
     if not sum(map(len, ordered.values())):
         return findings
     survey = survey_texts(ordered, list(columns.text), rendered=bool(columns.rendered))
@@ -99,15 +93,12 @@ def label_ids(part: Part) -> Ints:
     return ids.astype(np.int32) if ids.dtype == np.int64 else ids
 
 
-def check_labels(ids: Mapping[str, Ints], labels: LabelMap, *, names_given: bool) -> list[Finding]:
-    """`names_given`: the user listed the labels, so similar names are intended."""
+def check_labels(ids: Mapping[str, Ints], labels: LabelMap) -> list[Finding]:
+    """Find rare labels in train, and one that most rows have."""
     if labels.task is Task.REGRESSION or "train" not in ids:
         return []
     counts = count_labels_of(ids["train"], labels)
-    findings = []
-    if not names_given:
-        findings += find_label_variants(dict(zip(labels.names, map(int, counts), strict=True)))
-    findings += _rare(counts, labels)
+    findings = _rare(counts, labels)
     if labels.task is Task.MULTILABEL:
         return findings
     top = int(counts.argmax())
@@ -134,27 +125,6 @@ def _rare(counts: Ints, labels: LabelMap) -> list[Finding]:
     evidence = f"Labels with fewer than {RARE_ROWS} train rows: {shown}."
     advice = ("Add rows, merge labels, or correct the label if it is a typing error.",)
     return [Finding("rare_labels", "warning", evidence, advice, numbers={"labels": dict(rare)})]
-
-
-def find_label_variants(counts: Mapping[str, int]) -> list[Finding]:
-    """Warn about blank labels and labels that look alike; `counts` are the train rows of each label."""
-    findings = []
-    groups: dict[str, list[str]] = {}
-    for name in counts:
-        groups.setdefault(normalize_label(name), []).append(name)
-    pairs = [(group[0], other) for group in groups.values() for other in group[1:]]
-    if pairs:
-        shown = first_few([f"{a!a} ({counts[a]:,} rows) and {b!a} ({counts[b]:,})" for a, b in pairs], SHOWN)
-        evidence = f"Labels that differ only in {VARIANTS} are separate classes: {shown}."
-        fix = "Write both the same in the data, or list both in --label_names to keep them apart."
-        numbers = {"pairs": [list(pair) for pair in pairs[:SHOWN]]}
-        findings.append(Finding("labels_alike", "warning", evidence, (fix,), numbers=numbers))
-    blank = [name for name in counts if not strip_invisible(name).strip()][:SHOWN]
-    if blank:
-        evidence = f"A label is blank: {', '.join(f'{name!a} ({counts[name]:,} rows)' for name in blank)}."
-        fix = "Fill in the label, remove the rows, or name it with --label_names."
-        findings.append(Finding("blank_label", "warning", evidence, (fix,), numbers={"labels": blank}))
-    return findings
 
 
 MOST_ROWS = 20_000

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +23,7 @@ import numpy as np
 
 from tunesmith.data.rows import TARGETS, Columns, Ints, Part, Source, add_column
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
-from tunesmith.labels import UNLABELED, LabelMap, Task, fold_label, match_names
+from tunesmith.labels import UNLABELED, VARIANTS, LabelMap, Task, fold_label, match_names
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -256,21 +254,12 @@ def are_lists_of_one(cells: Mapping[str, int]) -> bool:
         return False
 
 
-def strip_invisible(text: str) -> str:
-    """Return the text without invisible characters: zero-width spaces and joiners, direction marks."""
-    return "".join(char for char in text if unicodedata.category(char) not in ("Cf", "Cc"))
-
-
-VARIANTS = "case, spaces, Unicode form, invisible characters or the way a number is written"
-
-
 def normalize_label(name: str) -> str:
-    """Return a key that is equal for labels that differ only in VARIANTS."""
-    name = strip_invisible(name)
+    """Return a key that is equal for labels that differ only in VARIANTS or in the way a number is written."""
     if name.strip().isascii() and "_" not in name:
         with suppress(ValueError):
             return repr(float(name))
-    return fold_label(unicodedata.normalize("NFC", name))
+    return fold_label(name)
 
 
 ENCODED = "labels"
@@ -573,7 +562,7 @@ def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataE
     shown = naming.values if len(naming.values) <= 20 else (*naming.values[:20], "...")
     same = next((v for v in naming.values if normalize_label(v) == normalize_label(value)), None)
     if same is not None:
-        problem = f"{value!a} differs from {same!a} only in {VARIANTS}"
+        problem = f"{value!a} differs from {same!a} only in {VARIANTS}, or in the way a number is written"
         return DataError(problem, where=where, fix="Write both the same, or set --merge_label_variants.")
     of = "" if is_train else " (the labels in train)"
     problem = f"{value!r} is not one of {', '.join(shown)}{of}"
@@ -582,18 +571,18 @@ def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataE
 
 
 def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
-    """Refuse labels that differ only in case or spaces; the error lists all of them and two fixes."""
+    """Refuse labels that differ only in VARIANTS; the error lists them and two fixes."""
     by_fold: dict[str, list[str]] = {}
     for name in sorted(survey.counts, key=lambda n: -survey.counts[n]):
         by_fold.setdefault(fold_label(name), []).append(name)
     pairs = [(group[0], other) for group in by_fold.values() for other in group[1:]]
     if not pairs:
         return
-    others = [f"{b!r} from {a!r}" for a, b in pairs[1:]]
-    shown = first_few([f"{pairs[0][1]!r} differs from {pairs[0][0]!r}", *others], SHOWN)
+    others = [f"{b!a} from {a!a}" for a, b in pairs[1:]]
+    shown = first_few([f"{pairs[0][1]!a} differs from {pairs[0][0]!a}", *others], SHOWN)
     fix = "Set --merge_label_variants if they are one label, or list both in --label_names."
     where = train.where(survey.first_row[pairs[0][1]], column)
-    raise DataError(f"{shown} only in case or spaces", where=where, fix=fix)
+    raise DataError(f"{shown} only in {VARIANTS}", where=where, fix=fix)
 
 
 def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
@@ -807,8 +796,8 @@ def with_targets(part: Part, targets: np.ndarray[Any, Any]) -> Part:
 
 def correct_labels(part: Part, review: Source, columns: Sequence[str], labels: LabelMap) -> tuple[Part, int]:
     """Return the part with the labels of a review file, and the number of changes. A row with a different text is refused."""
-    if labels.task is Task.MULTILABEL:
-        raise DataError("a labels file contains one label per row; these rows have several", where=review.origin)
+    if labels.task not in (Task.BINARY, Task.MULTICLASS):
+        raise DataError("a labels file contains one class per row; these labels are different", where=review.origin)
     missing = [name for name in ("line", *columns, "label") if name not in review.column_names]
     if missing:
         fix = "Use a file that `tunesmith audit --review_file` wrote for this data."
@@ -823,24 +812,13 @@ def correct_labels(part: Part, review: Source, columns: Sequence[str], labels: L
             fix = "Audit the data as it is now, and correct the new file."
             problem = f"{part.source.origin}:{found['line']} has a different text"
             raise DataError(problem, where=review.where(number), fix=fix)
-        value = _value_of(str(found["label"]).strip(), labels, review.where(number, "label"))
-        changed += bool(values[row] != np.asarray(value, dtype=values.dtype))
-        values[row] = value
+        label = str(found["label"]).strip()
+        if label not in labels.names:
+            fix = did_you_mean(label, labels.names) or "Write one of the labels of the data."
+            problem = f"{label!r} is not one of {', '.join(labels.names[:8])}"
+            raise DataError(problem, where=review.where(number, "label"), fix=fix)
+        changed += bool(values[row] != labels.names.index(label))
+        values[row] = labels.names.index(label)
     feature = part.encoded.features["labels"]
     encoded = part.encoded.remove_columns(["labels"]).add_column("labels", values, feature=feature)
     return replace(part, encoded=encoded), changed
-
-
-def _value_of(label: str, labels: LabelMap, where: str) -> float:
-    if labels.task is Task.REGRESSION:
-        try:
-            number = float(label)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise DataError(f"{label!r} is not a number", where=where)
-        return number
-    if label not in labels.names:
-        fix = did_you_mean(label, labels.names) or "Write one of the labels of the data."
-        raise DataError(f"{label!r} is not one of {', '.join(labels.names[:8])}", where=where, fix=fix)
-    return labels.names.index(label)

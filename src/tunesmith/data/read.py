@@ -90,8 +90,6 @@ class DataBundle:
     fingerprint: str
     split_fingerprints: dict[str, str]
     parts: dict[str, Part]
-    names_given: bool = False
-    """Whether the user listed the labels."""
     findings: tuple[Finding, ...] = ()
     """The findings of the audit; reading itself has none."""
     bad_rows: tuple[BadRow, ...] = ()
@@ -148,7 +146,6 @@ def load_data(
         fingerprint=fingerprint,
         split_fingerprints=by_split,
         parts=parts,
-        names_given=names is not None,
         bad_rows=tuple(bad),
     )
 
@@ -634,7 +631,7 @@ def _add_label_reasons(found: Reasons, source: Source, label: str, task: Task, l
         if not is_string_type(kind):
             _mark(found, start, pc.is_null(cells, nan_is_null=True), missing)
             continue
-        blank = pc.or_(pc.is_null(cells), pc.fill_null(pc.equal(cells, ""), False))
+        blank = pc.or_(pc.is_null(cells), pc.fill_null(pc.equal(pc.utf8_trim_whitespace(cells), ""), False))
         _mark(found, start, blank, missing)
         if task is Task.REGRESSION:
             number = pc.match_substring_regex(cells, NUMBER)

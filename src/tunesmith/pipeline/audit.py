@@ -85,7 +85,7 @@ def _suggest_columns(data: RunData) -> list[Finding]:
     used = (*columns.text, *columns.named, columns.label, *part.source.label_parts(columns.label), "labels")
     unused = [n for n in part.source.column_names if n not in used and f"Column {n!r}" not in told][:MOST_COLUMNS]
     checked = _labeled_rows(bundle, MOST_TRIED)
-    if labels.task is Task.REGRESSION or not unused or not checked.are_enough:
+    if not unused or not checked.are_enough:
         return []
     if np.sort(np.bincount(checked.ids))[-2] < FOLDS:
         return []
@@ -146,11 +146,9 @@ def _judge(
         # TF-IDF has half the weight.
         sides = (frozen / max(float(frozen.std()), 1e-12), 0.5 * features / max(float(features.std()), 1e-12))
         features = np.concatenate(sides, axis=1)
-    suspects = rank_suspects(judge_labels(features, ids, labels), ids, labels)
-    noise = None
-    if labels.task is not Task.REGRESSION:
-        every = np.eye(len(labels))[ids]
-        noise = estimate_label_noise([(left_out(features, every, np.ones(len(ids))), ids)], len(labels))
+    suspects = rank_suspects(judge_labels(features, ids, labels), ids)
+    every = np.eye(len(labels))[ids]
+    noise = estimate_label_noise([(left_out(features, every, np.ones(len(ids))), ids)], len(labels))
     where = review_file if suspects else None
     if where is not None:
         write_new(Path(where), format_review(suspects, checked, data.bundle.columns.text))
@@ -187,13 +185,13 @@ class CheckedRows:
 
 
 def _labeled_rows(bundle: DataBundle, most: int) -> CheckedRows:
-    """Return an even sample of the labeled training rows; none if a row has several labels."""
+    """Return an even sample of the labeled training rows; none unless each has one class."""
     part, names, labels = bundle.parts["train"], list(bundle.columns.text), bundle.labels
-    if labels.task is Task.MULTILABEL:
+    if labels.task not in (Task.BINARY, Task.MULTICLASS):
         return CheckedRows(part, np.empty(0, np.int64), [], np.empty(0), labels)
     sample = sample_rows(part, names, most)
     ids = part.labels().to_numpy(zero_copy_only=False)[sample.rows]
-    known = np.isfinite(ids) if labels.task is Task.REGRESSION else ids >= 0
+    known = ids >= 0
     texts = list(zip(*(sample.columns[name] for name in names), strict=True))
     rows = sample.rows[known]
     numbers = rows if part.rows is None else part.rows[rows]
@@ -250,28 +248,20 @@ class Suspect:
     """
 
     row: int
-    suggested: int | float
+    suggested: int
     given: float
     other: float
 
 
 def judge_labels(features: Ints, ids: Ints, labels: LabelMap) -> Ints:
-    """Return the probability of each label for each row (for regression the number), from a model fitted without that row."""
-    regression = labels.task is Task.REGRESSION
-    targets = ids.astype(np.float64)[:, None] if regression else np.eye(len(labels))[ids]
-    weights = np.ones(len(ids))
+    """Return the probability of each label for each row, from a model fitted without that row."""
+    targets, weights = np.eye(len(labels))[ids], np.ones(len(ids))
     scores = left_out(features, targets, weights)
-    for _ in range(1 if regression else 2):
-        if regression:
-            residual = (targets - scores)[:, 0]
-            spread = 1.4826 * np.median(np.abs(residual - np.median(residual))) + 1e-12
-            weights = 1 / np.maximum(1, np.abs(residual) / (2 * spread))
-        else:
-            sure = to_probabilities(scores, ids, weights)
-            weights = np.clip(2 * share_of_given(sure, ids), 0.05, 1.0)
+    for _ in range(2):
+        weights = np.clip(2 * share_of_given(to_probabilities(scores, ids, weights), ids), 0.05, 1.0)
         scores = left_out(features, targets, weights)
     # All rows have equal weight here: with lower weights for doubtful rows, every prediction would look confident.
-    return scores if regression else to_probabilities(scores, ids, np.ones(len(ids)))
+    return to_probabilities(scores, ids, np.ones(len(ids)))
 
 
 def left_out(features: Ints, targets: Ints, weights: Ints) -> Ints:
@@ -319,13 +309,8 @@ def share_of_given(probabilities: Ints, ids: Ints) -> Ints:
     return share
 
 
-def rank_suspects(judged: Ints, ids: Ints, labels: LabelMap) -> list[Suspect]:
+def rank_suspects(judged: Ints, ids: Ints) -> list[Suspect]:
     """Return suspected label errors, the most likely ones first."""
-    if labels.task is Task.REGRESSION:
-        miss = np.abs(judged[:, 0] - ids)
-        spread = 1.4826 * float(np.median(miss)) + 1e-12
-        order = [row for row in np.argsort(-miss, kind="stable") if miss[row] > 4 * spread]
-        return [Suspect(int(row), float(judged[row, 0]), float(-miss[row] / spread), 0.0) for row in order]
     # Ranked by the probability of the given label: `share_of_given` found fewer planted errors.
     doubtful = int((share_of_given(judged, ids) < SURE).sum())
     places = np.argsort(judged[np.arange(len(ids)), ids], kind="stable")[:doubtful]
@@ -370,7 +355,7 @@ def describe_suspects(
     share = len(suspects) / len(rows)
     sampled = "" if len(rows) == len(part) else f" (an even sample of {len(part):,})"
     first = suspects[0]
-    kind = f"{_name(ids[first.row], labels)} instead of {_name(first.suggested, labels)}"
+    kind = f"{labels.names[ids[first.row]]} instead of {labels.names[first.suggested]}"
     evidence = (
         f"{len(suspects):,} of {len(rows):,} train rows{sampled} have a suspected label error, found by cross-validation "
         f"({method}); the strongest: {part.source.where(int(rows[first.row]))}, {kind}."
@@ -389,17 +374,7 @@ def format_review(suspects: Sequence[Suspect], checked: CheckedRows, columns: Se
     table = csv.writer(out, lineterminator="\n")
     table.writerow(["line", *columns, "label", "suggested_label", "why"])
     for one in suspects:
-        given, other = _name(checked.ids[one.row], checked.labels), _name(one.suggested, checked.labels)
-        why = _why(one, given, other, checked.labels)
+        given, other = checked.labels.names[checked.ids[one.row]], checked.labels.names[one.suggested]
+        why = f"a model fitted without this row predicts {other} with {one.other:.0%} and {given} with {one.given:.0%}"
         table.writerow([int(lines[one.row]), *checked.texts[one.row], given, other, why])
     return out.getvalue().encode("utf-8", "backslashreplace")
-
-
-def _why(one: Suspect, given: str, other: str, labels: LabelMap) -> str:
-    if labels.task is Task.REGRESSION:
-        return f"a model fitted without this row expects {other}, {-one.given:.1f} times the usual distance away"
-    return f"a model fitted without this row predicts {other} with {one.other:.0%} and {given} with {one.given:.0%}"
-
-
-def _name(value: float, labels: LabelMap) -> str:
-    return f"{float(value):.4g}" if labels.task is Task.REGRESSION else labels.names[int(value)]

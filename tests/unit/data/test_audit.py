@@ -208,33 +208,25 @@ def test_audit_counts_known_duplicates_of_mrpc(shared: Path, tmp_path: Path) -> 
 NFC, NFD = unicodedata.normalize("NFC", "café"), unicodedata.normalize("NFD", "café")
 
 
-ALIKE: dict[str, tuple[str, str, str]] = {
-    "form": (NFC, NFD, r"'cafe\u0301' (12 rows) and 'caf\xe9' (12)"),
-    "invisible": ("tea", "tea\u200b", r"'tea' (12 rows) and 'tea\u200b' (12)"),
-    "number": ("1", "1.0", "are separate classes: '1' (12 rows) and '1.0' (12)"),
-    "several": ("tea", "Tea\u200b", "case, spaces"),
-    "blank": ("tea", " ", "A label is blank: ' ' (12 rows). Fill in the label"),
-}
-
-
 def labeled(*labels: str) -> list[dict[str, Any]]:
     return [{"text": f"row {i} of it", "label": labels[i % len(labels)]} for i in range(12 * len(labels))]
 
 
-def audit_loaded(**options: Any) -> list[Finding]:
-    bundle = load_data(validation_split_fraction=0, **options)
-    return audit_rows(bundle.parts, bundle.columns, bundle.labels, names_given=bundle.names_given)
+@pytest.mark.parametrize(("one", "two"), [(NFC, NFD), ("tea", "tea\u200b"), ("tea", "Tea\u200b")])
+def test_labels_that_look_alike_are_refused(one: str, two: str) -> None:
+    rows = labeled(one, two, "other")
+    with pytest.raises(DataError) as caught:
+        load_data(train_data=rows)
+    assert f"train:2:label: {two!a} differs from {one!a} only in case, spaces, Unicode form" in str(caught.value)
+    merged = load_data(train_data=rows, merge_label_variants=True).labels.names
+    assert len(merged) == 2
+    listed = load_data(train_data=rows, label_names=[one, two, "other"]).labels.names
+    assert listed == (one, two, "other")
 
 
-@pytest.mark.parametrize("kind", ALIKE)
-def test_similar_label_names_are_one_warning(kind: str) -> None:
-    one, two, said = ALIKE[kind]
-    every = audit_loaded(train_data=labeled(one, two, "other"))
-    found = [f for f in every if f.code in ("labels_alike", "blank_label")]
-    assert len(found) == 1
-    assert found[0].severity == "warning"
-    assert said in found[0].line()
-    assert "--label_names" in found[0].line()
+def test_blank_label_is_missing() -> None:
+    with pytest.raises(DataError, match=r"12 of 24 train rows cannot be used:\n.*label: the label is missing"):
+        load_data(train_data=labeled("tea", " "))
 
 
 def test_unknown_label_error_shows_difference() -> None:
@@ -246,7 +238,7 @@ def test_warnings_are_shown_before_the_first_step(tmp_path: Path, capsys: pytest
     from tiny_model import save_tiny_bert, write_csv
     from tunesmith.cli.main import main
 
-    train = labeled("tea", "tea\u200b")
+    train = [*labeled("tea", "milk"), {"text": "another row", "label": "water"}]
     train[3]["text"] = "\u200b\u200b"
     file = write_csv(tmp_path / "train.csv", train)
     model = save_tiny_bert(tmp_path / "model")
@@ -257,7 +249,7 @@ def test_warnings_are_shown_before_the_first_step(tmp_path: Path, capsys: pytest
     assert main(["train", *options.split(), *run]) == 0
     said = capsys.readouterr().err
     before = said[: said.index("Training: 1 steps")]
-    assert "Warning: Labels that differ only in case, spaces, Unicode form, invisible characters" in before
+    assert "Warning: Labels with fewer than 10 train rows: 'water' (1)." in before
     assert f"Warning: train: 1 row has no text tokens (first: {file}:5)" in before
     columns = ["--text_column_names", "text", "--use_cpu"]
     assert main(["predict", str(tmp_path / "run"), "--input", str(file), *columns]) == 0
@@ -287,7 +279,7 @@ def check_rows(texts: list[str], ids: np.ndarray) -> CheckedRows:
 
 def test_planted_label_errors_come_first() -> None:
     texts, given, wrong = planted()
-    suspects = rank_suspects(judge_labels(word_space(texts), given, LABELS), given, LABELS)
+    suspects = rank_suspects(judge_labels(word_space(texts), given, LABELS), given)
     assert {one.row for one in suspects[:15]} == set(wrong.tolist())
     assert all(one.suggested == 1 - given[one.row] for one in suspects[:15])
     checked = check_rows(texts, given)
@@ -301,7 +293,7 @@ def test_planted_label_errors_come_first() -> None:
 def test_review_file_is_applied_and_checked(tmp_path: Path) -> None:
     texts, given, _ = planted(60)
     data = [{"text": text, "label": LABELS.names[i]} for text, i in zip(texts, given, strict=True)]
-    suspects = rank_suspects(judge_labels(word_space(texts), given, LABELS), given, LABELS)
+    suspects = rank_suspects(judge_labels(word_space(texts), given, LABELS), given)
     review = tmp_path / "review.csv"
     written = format_review(suspects, check_rows(texts, given), ["text"]).decode()
     rows = list(csv.DictReader(io.StringIO(written)))
