@@ -121,6 +121,8 @@ def test_performance_tables_match_measurements() -> None:
             memory = one["peak_gb"]["tunesmith"] / one["peak_gb"]["transformers"]
             row = (batch, f"{theirs:.1f}", f"{ours:.1f}", f"{theirs / ours:.2f}", f"{memory:.2f}")
             assert row in {(cells[1], *cells[3:]) for cells in shown if len(cells) == 7}
+    first = list(measured("engine_loop_h200.json")["first_step"].values())
+    assert f"the first step comes after {first[0]:.1f} s instead of {first[1]:.1f} s" in page
     loop = measured("engine_loop_h200.json")["batches"]
     small, large = loop["8"]["tunesmith"], loop["64"]["tunesmith"]
     assert f"{small['step_ms']:.1f} ms at batch size 8 and {large['step_ms']:.1f} ms at 64" in page
