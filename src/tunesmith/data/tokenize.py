@@ -7,7 +7,10 @@ ends in an error. An exported model needs only tokenizer.json and the `tokenizer
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +23,7 @@ import numpy.typing as npt
 from tunesmith.data.batches import Ragged, TokenRows, labels_from_arrow
 from tunesmith.data.rows import LINE, content_hash
 from tunesmith.errors import ConfigError, DataError, ResourceError, short_text
-from tunesmith.files import MAX_JSON_BYTES, BadFile, cache_folder, make_folder, read_plain, write_file
+from tunesmith.files import MAX_JSON_BYTES, BadFile, cache_folder, hash_file, make_folder, read_plain, write_file
 from tunesmith.models.files import answer_within
 
 if TYPE_CHECKING:
@@ -76,7 +79,7 @@ def tokenize(
     text = tuple(columns if isinstance(columns, Sequence) else columns.text)
     _check(dataset, tokenizer, text, max_length)
     rendered = not isinstance(columns, Sequence) and bool(columns.rendered)
-    encoder = TokenEncoder(tokenizer, max_length, long_texts, rendered=rendered)
+    encoder = make_token_encoder(tokenizer, max_length, long_texts, rendered=rendered)
     has_types = "token_type_ids" in tokenizer.model_input_names
     key = _hash(content_hash(dataset, text), encoder.fingerprint, text, has_types, VERSION)[:32]
     file = (Path(cache_dir) if cache_dir is not None else cache_folder()) / f"{key}.tokens"
@@ -229,19 +232,26 @@ class EncodedRow:
     cut: int = 0
 
 
-class TokenEncoder:
-    """The Rust core of a tokenizer. `rendered`: the texts were made by `render_rows`.
+def make_token_encoder(
+    tokenizer: Any, max_length: int, long_texts: LongTexts = "head", *, rendered: bool = False
+) -> TokenEncoder:
+    """Return the encoder for a tokenizer. `rendered`: the texts were made by `render_rows`."""
+    if getattr(tokenizer, "is_fast", False):
+        return RustEncoder(tokenizer, max_length, long_texts, rendered=rendered)
+    if long_texts == "head_tail" or rendered:
+        what = "--long_texts head_tail needs" if not rendered else "three or more text columns need"
+        problem = f"{what} a tokenizer.json, which {type(tokenizer).__name__} does not have"
+        raise ConfigError(problem, fix="Use --long_texts head." if not rendered else "Use one or two text columns.")
+    return PythonEncoder(tokenizer, max_length)
 
-    Its `fingerprint` is equal for tokenizers that return equal tokens.
-    """
+
+class RustEncoder:
+    """For tokenizers backed by the `tokenizers` library, as nearly all are."""
 
     def __init__(
         self, tokenizer: Any, max_length: int, long_texts: LongTexts = "head", *, rendered: bool = False
     ) -> None:
-        core = getattr(tokenizer, "backend_tokenizer", None)
-        if core is None:
-            problem = f"{type(tokenizer).__name__} is written in Python and has no tokenizer.json"
-            raise ConfigError(problem, fix="Choose a different model, or train it with tunesmith.Trainer.")
+        core = tokenizer.backend_tokenizer
         self._core = type(core).from_str(core.to_str())
         self._core.no_padding()
         self._core.no_truncation()
@@ -274,6 +284,38 @@ class TokenEncoder:
         return _count_unread(rows, unread)
 
 
+class PythonEncoder:
+    """For the few tokenizers written in Python (BERTweet, CANINE, BertJapanese)."""
+
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), default=str)
+        # paths of files differ between machines
+        options = {
+            name: value
+            for name, value in tokenizer.init_kwargs.items()
+            if name != "name_or_path" and not name.endswith("_file") and not isinstance(value, os.PathLike)
+        }
+        settings = json.dumps(options, sort_keys=True, default=str)
+        files, side = _hash_files(tokenizer), tokenizer.truncation_side
+        self.fingerprint = _hash(type(tokenizer).__name__, vocabulary, settings, files, max_length, side)
+
+    def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
+        """As `RustEncoder.encode`."""
+        short, unread = shorten(texts, self._max_length, self._tokenizer.truncation_side)
+        options = {"padding": False, "return_token_type_ids": True, "return_attention_mask": False, "verbose": False}
+        whole = self._tokenizer(*short, truncation=False, **options)["input_ids"]
+        cut = self._tokenizer(*short, truncation=True, max_length=self._max_length, **options)
+        kept = zip(whole, cut["input_ids"], cut["token_type_ids"], strict=True)
+        rows = [EncodedRow(ids, types, len(full) - len(ids)) for full, ids, types in kept]
+        return _count_unread(rows, unread)
+
+
+TokenEncoder = RustEncoder | PythonEncoder
+"""Both have a `fingerprint`, which is equal for tokenizers that return equal tokens."""
+
+
 def call_within(seconds: float, work: Callable[[], T]) -> T:
     """Return the result of `work`; a DataError if it takes longer, or if the Rust code panics."""
     try:
@@ -292,7 +334,7 @@ def padded_fingerprint(tokenizer: Any, max_length: int) -> str:
     """Return a hash of everything that changes tokens or padding; a resumed run compares it."""
     names = ("pad_token_id", "pad_token_type_id", "padding_side", "model_input_names")
     padding = [getattr(tokenizer, name, None) for name in names]
-    return _hash(TokenEncoder(tokenizer, max_length).fingerprint, padding)
+    return _hash(make_token_encoder(tokenizer, max_length).fingerprint, padding)
 
 
 def _parts(texts: Sequence[list[str]]) -> Iterator[list[list[str]]]:
@@ -305,6 +347,17 @@ def _parts(texts: Sequence[list[str]]) -> Iterator[list[list[str]]]:
             start, chars = i, 0
         chars += size
     yield [column[start:] for column in texts]
+
+
+def _hash_files(tokenizer: Any) -> str:
+    """Hash the files that the tokenizer writes: they contain merges and the like, which are not in the vocabulary."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            tokenizer.save_vocabulary(folder)
+        except (NotImplementedError, OSError, AttributeError):
+            return ""
+        files = sorted(p for p in Path(folder).rglob("*") if p.is_file())
+        return _hash(*((p.name, hash_file(p)) for p in files))
 
 
 def _hash(*parts: object) -> str:

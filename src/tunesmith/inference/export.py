@@ -229,6 +229,9 @@ def export_model_to(
 
 def _graph_facts(to: str, network: TorchNetwork, config: Any) -> GraphFacts:
     tokenizer = network.tokenizer
+    if not getattr(tokenizer, "is_fast", False):
+        problem = f"{type(tokenizer).__name__} has no tokenizer.json, which is required without transformers"
+        raise ConfigError(problem, fix="Serve the model folder itself.")
     padding = padding_of(tokenizer)
     segments = getattr(config, "type_vocab_size", None)
     return GraphFacts(

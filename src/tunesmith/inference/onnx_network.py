@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.data.batches import TokenRows, length_batches, pad_rows
-from tunesmith.data.tokenize import LongTexts, TokenEncoder, load_plain_tokenizer
+from tunesmith.data.tokenize import LongTexts, RustEncoder, TokenEncoder, load_plain_tokenizer
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, short_text
 from tunesmith.inference.model_folder import GRAPH_FILE, GraphFacts, ModelFacts, read_graph_facts
 
@@ -36,7 +36,7 @@ class GraphNetwork:
         self.has_types = facts.has_types
         self.max_length = facts.max_length
         self.special = tokenizer.special
-        self.encoder = TokenEncoder(tokenizer, facts.max_length, long_texts, rendered=rendered)
+        self.encoder: TokenEncoder = RustEncoder(tokenizer, facts.max_length, long_texts, rendered=rendered)
         self._infer = infer
 
     @property

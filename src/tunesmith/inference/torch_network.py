@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from tunesmith.data.batches import Collate, TokenRows, padding_of
-from tunesmith.data.tokenize import LongTexts, TokenEncoder, longest_allowed
+from tunesmith.data.tokenize import LongTexts, TokenEncoder, longest_allowed, make_token_encoder
 from tunesmith.errors import ConfigError
 from tunesmith.inference.model_folder import ModelFacts
 from tunesmith.models.files import load_tokenizer, position_limit, require_segments
@@ -38,7 +38,9 @@ class TorchNetwork:
         self.name = f"torch on {self.runtime.device.type}"
         self.has_types = "token_type_ids" in self.tokenizer.model_input_names
         count = self.tokenizer.num_special_tokens_to_add
-        self.encoder = TokenEncoder(self.tokenizer, self.max_length, self.long_texts, rendered=self.rendered)
+        self.encoder: TokenEncoder = make_token_encoder(
+            self.tokenizer, self.max_length, self.long_texts, rendered=self.rendered
+        )
         self.special = (int(count()), int(count(pair=True)))
 
     @property

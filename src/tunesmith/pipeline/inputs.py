@@ -251,7 +251,7 @@ def read_run_data(
         rows.pop("test", None), parts.pop("test", None)
         bundle = replace(bundle, splits=rows, parts=parts)
     found = _match_head(bundle, folder, head, allow_new=config.ignore_mismatched_sizes)
-    findings = audit_rows(bundle.parts, bundle.columns, bundle.labels)
+    findings = audit_rows(bundle.parts, bundle.columns, bundle.labels, names_given=bundle.names_given)
     require_clean(findings, strict=config.strict_data)
     return replace(found, bundle=replace(bundle, findings=tuple(findings)), gold=gold)
 
@@ -371,7 +371,7 @@ def tokenize_run(config: RunConfig, data: RunData, progress: ShowProgress) -> Ru
         return RunTokens(config, tokenizer, run(length, config.long_texts), length, limit)
     splits = run(length, "head")
     decided = None
-    if config.recipe != "hf" and config.max_seq_length is None:
+    if config.recipe != "hf" and config.max_seq_length is None and getattr(tokenizer, "is_fast", False):
         decided = decide_long_texts(whole_lengths(splits["train"]), length, most)
     if decided is None:
         return RunTokens(replace(config, long_texts="head"), tokenizer, splits, length, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,9 +16,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tunesmith.data.tokenize import (
     LEAST_CHARS,
-    TokenEncoder,
+    RustEncoder,
     Tokenized,
     longest_allowed,
+    make_token_encoder,
     tokenize,
 )
 from tunesmith.errors import ConfigError, DataError
@@ -102,7 +103,7 @@ TEXTS = st.lists(st.sampled_from([*WORDS, "zebra", "[SEP]"]), max_size=30).map("
 )
 def test_any_pair_is_truncated_like_the_tokenizer(rows: list[tuple[str, str]], max_length: int, side: str) -> None:
     tokenizer = make_tokenizer(side=side)
-    encoder = TokenEncoder(tokenizer, max_length)
+    encoder = RustEncoder(tokenizer, max_length)
     first, second = [list(column) for column in zip(*rows, strict=True)]
     for texts in ([first], [first, second]):
         want = tokenizer(*texts, truncation=True, max_length=max_length)
@@ -116,7 +117,7 @@ def test_second_run_does_not_call_the_tokenizer(
 ) -> None:
     first = tokenize(pairs, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path)
     called: list[bool] = []
-    monkeypatch.setattr(TokenEncoder, "encode", lambda *_: called.append(True))
+    monkeypatch.setattr(RustEncoder, "encode", lambda *_: called.append(True))
     moved = Dataset.from_dict({**PAIRS, "labels": [0, 0, 0, 0]})  # equal texts, different object
     again = tokenize(moved, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path)
     assert not called
@@ -202,6 +203,32 @@ def test_max_length_is_limited_by_tokenizer_and_model() -> None:
     assert longest_allowed(tokenizer, model_max=8192, asked=4096) == 4096
 
 
+class WordsInPython:
+    """A tokenizer without a Rust core."""
+
+    is_fast = False
+    truncation_side = "right"
+    model_input_names = ("input_ids", "attention_mask")
+    init_kwargs: ClassVar[dict[str, Any]] = {}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"x": 0}
+
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        return 1 + pair
+
+    def __call__(self, *texts: list[str], truncation: bool, max_length: int = 0, **_: Any) -> dict[str, Any]:
+        rows = [[len(w) for w in " ".join(cells).split()] for cells in zip(*texts, strict=True)]
+        rows = [r[:max_length] if truncation else r for r in rows]
+        return {"input_ids": rows, "token_type_ids": [[0] * len(r) for r in rows]}
+
+
+def test_tokenizer_written_in_python_works(pairs: Dataset, tmp_path: Path) -> None:
+    got = tokenize(pairs, WordsInPython(), ("first", "second"), max_length=6, cache_dir=tmp_path)
+    assert ids_of(got)[0] == [3, 3, 3, 2, 3, 3]
+    assert got.truncated.tokens_cut == 3 + 12 + 8
+
+
 def shared_tokenizer(name: str) -> Any:
     return AutoTokenizer.from_pretrained(str(SHARED / "models" / name), local_files_only=True)
 
@@ -266,7 +293,7 @@ def test_long_text_split_for_speed_has_equal_tokens(splitter: str, side: str) ->
     tokenizer = split_by(splitter, side)
     texts, others = [long_text(1), "cat sat", long_text(2)], ["dog ran", long_text(3), "x"]
     for columns in ([texts], [texts, others]):
-        rows = TokenEncoder(tokenizer, 32).encode(columns)
+        rows = make_token_encoder(tokenizer, 32).encode(columns)
         whole = tokenizer(*columns, truncation=True, max_length=32)
         assert [row.ids for row in rows] == whole["input_ids"]
         assert [row.cut > 0 for row in rows] == ([True, False, True] if len(columns) == 1 else [True] * 3)
@@ -285,8 +312,8 @@ def test_head_tail_keeps_both_ends_of_a_text(second: str | None) -> None:
     first = " ".join(["cat"] * 40 + ["sat"] * 20 + ["dog"] * 40)
     columns = [[first, "cat"]] if second is None else [[first, "cat"], [second, "x"]]
     tokenizer = split_by("bert")
-    head = TokenEncoder(tokenizer, 17).encode(columns)
-    both = TokenEncoder(tokenizer, 17, "head_tail").encode(columns)
+    head = make_token_encoder(tokenizer, 17).encode(columns)
+    both = make_token_encoder(tokenizer, 17, "head_tail").encode(columns)
     assert both[1] == head[1]  # a row that fits is unchanged
     assert [len(row.ids) for row in both] == [len(row.ids) for row in head]
     assert (both[0].cut, both[0].types) == (head[0].cut, head[0].types)
