@@ -82,7 +82,7 @@ def _json_records(lines: Iterator[str], origin: str, *, array_allowed: bool) -> 
             return line_records(io.StringIO(text, newline=""), origin)
         except (ValueError, RecursionError) as error:
             raise _explain(error, origin) from None
-        return enumerate(rows_of_object(_object(value, origin)), start=1)
+        return enumerate(rows_of_object(_object(value, origin), origin), start=1)
     return line_records(every, origin)
 
 
@@ -94,10 +94,20 @@ def _is_lines(lines: Sequence[str]) -> bool:
         return False
 
 
-def rows_of_object(value: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of one object: the list of rows under a key such as "data"; otherwise it is one row."""
-    lists = [cells for cells in value.values() if isinstance(cells, list) and cells and isinstance(cells[0], dict)]
-    return lists[0] if len(lists) == 1 else [value]
+def rows_of_object(value: dict[str, Any], origin: str) -> list[dict[str, Any]]:
+    """Return the rows of one object: a list of rows under a key such as "data", or one key per column (pandas)."""
+    cells = list(value.values())
+    lists = {
+        name: rows for name, rows in value.items() if isinstance(rows, list) and rows and isinstance(rows[0], dict)
+    }
+    if len(lists) > 1:
+        found = ", ".join(f"{name!r} ({len(rows):,})" for name, rows in lists.items())
+        raise DataError(f"has several lists of rows: {found}", where=origin, fix="Write each list to its own file.")
+    if lists:
+        return next(iter(lists.values()))
+    if len(cells) > 1 and all(isinstance(column, dict) and "0" in column for column in cells):
+        return [{name: column.get(key) for name, column in value.items()} for key in cells[0]]
+    return [value]
 
 
 def line_records(lines: Iterable[str], origin: str) -> Iterator[Record]:
@@ -256,6 +266,21 @@ def argilla_row(record: Mapping[str, Any]) -> dict[str, Any]:
         given = [r for r in responses or [] if isinstance(r, dict) and r.get("status") in (None, "submitted")]
         row[name] = _majority([r.get("value") for r in given])
     return row
+
+
+def merge_responses(table: Any) -> Any:
+    """Return Argilla's table, which has one column per question, `label.responses`, with the majority as `label`."""
+    import pyarrow as pa
+
+    questions = [f.name for f in table.schema if f.name.endswith(".responses") and pa.types.is_list(f.type)]
+    columns = {}
+    for name in table.schema.names:
+        if name in questions:
+            answers = [_majority(cell or []) for cell in table[name].to_pylist()]
+            columns[name.removesuffix(".responses")] = pa.array(answers, table[name].type.value_type)
+        elif ".responses." not in name and ".suggestion" not in name:
+            columns[name] = table[name]
+    return pa.table(columns)
 
 
 def _majority(answers: Sequence[Any]) -> Any:

@@ -396,6 +396,10 @@ def read_source(
                             table, note = _read_delimited(lines, origin, dialect, reading.skip_bad_rows)
                         else:
                             table, note = _read_json(lines, origin, kind)
+                if any(column.endswith(".responses") for column in table.column_names):
+                    from tunesmith.data.json_files import merge_responses
+
+                    table, note = merge_responses(table), _export_note(origin, "Argilla")
                 if file_version(path) != version:
                     fix = "Run again when it is complete."
                     raise DataError("the file changed while it was read", where=origin, fix=fix)
@@ -443,8 +447,11 @@ def _read_json(lines: Iterator[str], origin: str, kind: str) -> tuple[Any, str |
     from tunesmith.data.json_files import json_table
 
     table, tool = json_table(lines, origin, array_allowed=kind == "json")
-    note = f"Reading: {origin} is an export of {tool}. With several answers, the majority is the label."
-    return table, None if tool is None else note
+    return table, None if tool is None else _export_note(origin, tool)
+
+
+def _export_note(origin: str, tool: str) -> str:
+    return f"Reading: {origin} is an export of {tool}. With several answers, the majority is the label."
 
 
 def _read_binary(path: Path, kind: str, origin: str, sheet: str | None) -> tuple[Any, str | None]:

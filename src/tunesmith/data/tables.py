@@ -163,13 +163,13 @@ def _from_frame(frame: Any, name: str) -> Dataset:
 def _from_list(rows: Any, name: str) -> Source:
     from datasets import Dataset
 
-    from tunesmith.data.json_files import convert_export, records_table
+    from tunesmith.data.json_files import convert_export, merge_responses, records_table
 
     for i, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise DataError(f"{type(row).__name__}, expected a dict", where=f"{name}:{i}", fix="Pass a list of dicts.")
     _, records = convert_export(enumerate(rows, start=1))
-    return Source(name, Dataset(records_table(records, name, lines=False)), name)
+    return Source(name, Dataset(merge_responses(records_table(records, name, lines=False))), name)
 
 
 def parquet_batches(path: Path, origin: str) -> Iterator[Any]:

@@ -251,7 +251,7 @@ def read_run_data(
         rows.pop("test", None), parts.pop("test", None)
         bundle = replace(bundle, splits=rows, parts=parts)
     found = _match_head(bundle, folder, head, allow_new=config.ignore_mismatched_sizes)
-    findings = audit_rows(bundle.parts, bundle.columns, bundle.labels, names_given=bundle.names_given)
+    findings = audit_rows(bundle.parts, bundle.columns, bundle.labels)
     require_clean(findings, strict=config.strict_data)
     return replace(found, bundle=replace(bundle, findings=tuple(findings)), gold=gold)
 

@@ -137,6 +137,11 @@ def headed(head: str, write: Callable[[Path], None]) -> Callable[[Path], None]:
     return both
 
 
+def one_object(value: Any) -> Callable[[Path], None]:
+    """Return a writer of one JSON value."""
+    return lambda path: path.write_text(json.dumps(value)) and None
+
+
 SPANISH = table(
     {"Reseña": lambda i: f"Muy contenta con la atención y el envío {i}", "Opinión": pick("buena", "mala")},
     sep=";",
@@ -161,6 +166,8 @@ SUBJECT = {"subject_line": lambda i: f"about the {SUBJECTS[i % 8]} number {i}", 
 GERMAN_ROWS = {"Beschreibung": lambda i: f"{GERMAN[i % 3]}, Vorgang {i}", "Kategorie": pick("Technik", "Rechnung")}
 PHRASES = {"phrase_a": sentence, "phrase_b": lambda i: sentence(i + 1), "same": pick(0, 1)}
 ANSWERS = {"question": sentence, "answer": lambda i: sentence(i + 3), "ok": pick("yes", "no")}
+PANDAS = {"text": {str(i): sentence(i) for i in ROWS}, "label": {str(i): "ab"[i % 2] for i in ROWS}}
+SPLITS = {"train": [{"text": "a"}, {"text": "b"}], "test": [{"text": "c"}]}
 QUESTION = "How satisfied are you? Please explain."
 FORM = {
     "Timestamp": lambda i: f"2024/05/{i % 28 + 1} 3:{i:02d}:12 PM GMT+2",
@@ -192,6 +199,7 @@ FILES = [
         "sheet.xlsx", "Anfrage > Abteilung > multiclass", sheet({"Nr": int, "Anfrage": sentence, "Abteilung": QUEUES})
     ),
     found("records.jsonl", "review > label > binary", RECORDS),
+    found("pandas.json", "text > label > binary", one_object(PANDAS)),
     found("spaces.csv", "text > label > binary", headed("text, label\n", text("{text}, {ab}\n"))),
     found("excel.csv", "text > label > binary", headed("\ufefftext;label\n", text("{text};{ab}\n", end=";\n;\n"))),
     found("google.csv", f"{QUESTION} > Would you recommend us? > binary", table(FORM)),
@@ -232,6 +240,7 @@ FILES = [
     asked(
         "unsure.jsonl", "--label_separator none", lines([{"text": sentence(i), "label": ["a"][: i % 9]} for i in ROWS])
     ),
+    asked("splits.json", "several lists of rows: 'train' (2), 'test' (1)", one_object(SPLITS)),
     asked("comma.json", "a comma after the last object", lambda path: path.write_text('[{"text": "a"},]') and None),
     asked("renamed.csv", "Rename a spreadsheet to .xlsx", lambda path: path.write_bytes(b"PK\x03\x04..") and None),
     asked("page.xls", "is a web page", lambda path: path.write_text("<html><table></table></html>") and None),

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_loading import load_data
@@ -68,7 +70,18 @@ def doccano(i: int) -> dict[str, Any]:
     return {"id": i, "text": sentence(i), "label": [LABEL(i)], "Comments": []}
 
 
-EXPORTS = [label_studio, argilla, doccano]
+def argilla_flat(i: int) -> dict[str, Any]:
+    """Return a record of `to_datasets` (Argilla 2)."""
+    return {
+        "text": sentence(i),
+        "sentiment.responses": [LABEL(i)],
+        "sentiment.responses.users": ["u1"],
+        "sentiment.responses.status": ["submitted"],
+        "sentiment.suggestion": "other",
+    }
+
+
+EXPORTS = [label_studio, argilla, argilla_flat, doccano]
 
 
 @pytest.mark.parametrize("record", EXPORTS)
@@ -90,6 +103,16 @@ def test_lists_of_one_label_in_csv_are_one_label(tmp_path: Path) -> None:
     found = load(tmp_path / "x.csv")
     assert sorted(found.labels.names) == ["negative", "positive"]
     assert [found.labels.names[k] for k in found.splits["train"]["labels"]] == [LABEL(i) for i in ROWS]
+
+
+def test_argilla_parquet_is_read(tmp_path: Path) -> None:
+    more = {"sentiment.responses": [LABEL(3), "other", LABEL(3)]}
+    rows = [argilla_flat(i) | (more if i == 3 else {}) for i in ROWS]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    found = load(tmp_path / "x.parquet")
+    assert (found.columns.text, found.columns.label) == (("text",), "sentiment")
+    assert [found.labels.names[i] for i in found.splits["train"]["labels"][:]] == [LABEL(i) for i in ROWS]
+    assert any("is an export of Argilla" in note for note in found.notes)
 
 
 def test_export_in_memory_and_for_prediction_is_read(tmp_path: Path) -> None:
