@@ -36,7 +36,7 @@ from tunesmith.inference.server import Service, retry_later
 from tunesmith.report.build import diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.report.plots import PanelLine, main_panels, more_panels, rounded
-from tunesmith.report.predictions import scores_in_file
+from tunesmith.report.predictions import choose_headline, headline_scores
 from tunesmith.runs.event_log import ColumnsTail, Curves, build_curves
 from tunesmith.runs.folder import RunDir, read_holder, read_metrics, read_summary
 
@@ -52,8 +52,6 @@ MAX_DRAWING = 20
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FRESH_SECONDS = 60
 """A run without a lock file whose event log grew within this time counts as running: Trainer scripts may not take a lock."""
-ScoreCell = tuple[str, float, float | None, float | None]
-"""Name, value, and the 95% interval."""
 Verdict = tuple[str, str]
 """Kind (good, warn, bad, info) and title."""
 POINTS = 900
@@ -261,13 +259,14 @@ class RunRow:
     name: str
     model: str
     status: str
-    score: ScoreCell | None
     updated: float
     problem: str | None = None
     """The damage of the run folder, if any."""
     step: int = 0
     num_steps: int = 0
     loss: float | None = None
+    score: tuple[str, float, float | None, float | None] | None = None
+    """Name, value, and the 95% interval."""
     ended: str | None = None
     """Why the run ended; None while it runs or when it was killed."""
     verdict: Verdict | None = None
@@ -359,21 +358,19 @@ def has_no_links(run: RunDir) -> bool:
 def _make_row(key: str, live: LiveRun) -> RunRow:
     """Return a row whose status is "damaged" if it has a problem, else still unknown."""
     found: dict[str, Any] = {}
-    score: ScoreCell | None = None
     run, curves, problem = live.run, live.curves, live.problem
-    if curves is not None:
-        found = {"step": curves.last_step, "num_steps": max(0, curves.num_steps), "ended": curves.ended}
-        found["loss"] = finite_or_none(float(curves.train_loss.value[-1])) if len(curves.train_loss) else None
-        name = curves.main_metric() or "loss"
-        if len(values := curves.metric("validation", name).finite().value):
-            score = (f"validation {name}", float(values[-1]), None, None)
     try:
         if os.path.islink(run.metrics_file):  # it could expose any file of this machine
             raise CheckpointError("is a link, not a file", where=str(run.metrics_file))
-        score = _first_score(read_metrics(run.metrics_file)) or score
+        metrics = read_metrics(run.metrics_file)
     except CheckpointError as error:
-        problem = problem or str(error)
-    return RunRow(key, *_names(run), "damaged" if problem else "", score, live.updated, problem, **found)
+        problem, metrics = problem or str(error), {}
+    if curves is not None:
+        found = {"step": curves.last_step, "num_steps": max(0, curves.num_steps), "ended": curves.ended}
+        found["loss"] = finite_or_none(float(curves.train_loss.value[-1])) if len(curves.train_loss) else None
+        if (best := choose_headline(headline_scores(metrics, curves), curves)) is not None:
+            found["score"] = (f"{best.split} {best.name}", best.value, best.low, best.high)
+    return RunRow(key, *_names(run), "damaged" if problem else "", live.updated, problem, **found)
 
 
 def _names(run: RunDir) -> tuple[str, str]:
@@ -383,16 +380,6 @@ def _names(run: RunDir) -> tuple[str, str]:
     except (TunesmithError, OSError):
         config = {}
     return str(config.get("run_name") or run.name)[:200], Path(str(config.get("model_name_or_path") or "")).name[:200]
-
-
-def _first_score(metrics: dict[str, Any]) -> ScoreCell | None:
-    """Return the first test or validation score with its interval."""
-    for split in ("test", "validation"):
-        found = scores_in_file({split: metrics[split]}) if isinstance(metrics.get(split), dict) else []
-        best = next((score for score in found if score.name != "loss"), None)
-        if best is not None:
-            return f"{split} {best.name}", best.value, best.low, best.high
-    return None
 
 
 def with_title(finding: Finding) -> dict[str, object]:
