@@ -33,7 +33,6 @@ def make_run(folder: Path, seed: int) -> RunDir:
         "text_columns": ["text"],
         "label_column": "label",
         "max_length": 16,
-        "glue_task": None,
         "metrics": None,
     }
     (new / "tunesmith.json").write_text(json.dumps(facts))

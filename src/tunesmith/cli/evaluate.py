@@ -38,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.data.read import read_labeled
     from tunesmith.data.rows import Columns, input_columns
     from tunesmith.errors import DataError
-    from tunesmith.metrics.table import make_suite
 
     console = Console()
     facts = read_model_facts(args)
@@ -51,12 +50,7 @@ def run(args: argparse.Namespace) -> int:
         reading=Reading.of(args),
         merge_label_variants=args.merge_label_variants,
     )
-    names = args.metric_name.split(",") if args.metric_name else facts.metrics
-    glue = None if names else facts.glue_task
-    labels = facts.labels
-    suite = make_suite(
-        labels.task, names=names, glue_task=glue, positive_name=labels.positive_name, thresholds=labels.thresholds
-    )
+    suite = facts.suite(args.metric_name.split(",") if args.metric_name else None)
     predictor = load_predictor(args)
     texts = [dataset[name][:] for name in input_columns(text)]
     logits = predict_on_console(predictor, texts, console, max_rows=args.batch_size, what="evaluating")

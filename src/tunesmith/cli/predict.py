@@ -286,11 +286,10 @@ def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, 
 def predict_on_console(predictor: Any, texts: list[list[str]], console: Any, *, max_rows: int | None, what: str) -> Any:
     """Return the logits of texts, one list per text column; truncated and empty texts are reported."""
     from tunesmith.data.tokenize import describe_empty
-    from tunesmith.inference.predictor import chunks_of
     from tunesmith.pipeline.train import make_counter
 
     counter = make_counter(console.progress, what, len(texts[0]))
-    found = predictor.predict_texts(chunks_of(texts), max_rows=max_rows, on_batch=counter)
+    found = predictor.predict_texts(texts, max_rows=max_rows, on_batch=counter)
     if found.truncated.rows_cut:
         console.say(found.truncated.sentence("input"))
     if found.empty:

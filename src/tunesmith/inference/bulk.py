@@ -36,7 +36,7 @@ from tunesmith.files import (
     write_file,
 )
 from tunesmith.inference.model_folder import model_folder_of
-from tunesmith.inference.predictor import Predictor, chunks_of
+from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import (
     answer_columns,
     check_cells,
@@ -266,7 +266,7 @@ def label_columns(
     ours = choose_column_names(list_answers(labels, top_k), table)
     if not texts[0]:
         return {**table, **{name: [] for name in ours}}
-    logits = predictor.predict_texts(chunks_of(texts)).logits if predict_logits is None else predict_logits(texts)
+    logits = predictor.predict_texts(texts).logits if predict_logits is None else predict_logits(texts)
     probabilities = probabilities_of(logits, labels.task)
     return {**table, **dict(zip(ours, answer_columns(probabilities, labels, top_k), strict=True))}
 

@@ -46,7 +46,7 @@ from tunesmith.inference.tables import probabilities_of, remove_leftovers
 from tunesmith.inference.torch_network import TorchNetwork
 from tunesmith.labels import LabelMap, Task, choose_labels
 from tunesmith.metrics.paired import PairedResult, compare_predictions
-from tunesmith.metrics.table import Score, make_suite
+from tunesmith.metrics.table import Score, greater_is_better
 from tunesmith.models.load import load_model
 from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.runs.folder import RunDir, publish_folder
@@ -307,7 +307,7 @@ def check_candidate(
     ours, theirs = probabilities_of(original, labels.task), probabilities_of(found, labels.task)
     scale = np.maximum(1.0, np.abs(ours)) if labels.task is Task.REGRESSION else 1.0
     apart = np.abs(theirs - ours) / scale
-    suite = make_suite(labels.task, names=facts.metrics, glue_task=None if facts.metrics else facts.glue_task)
+    suite = facts.suite()
     metric = suite.metric_for_best_model
     scored = np.nan_to_num(found)
     checked = Checked(
@@ -337,7 +337,7 @@ def _quantized_problem(checked: Checked, task: Task, may: Tolerance) -> str | No
     paired = checked.paired
     if paired.difference is None or paired.p_value is None:
         return f"{paired.metric} is undefined on these {checked.rows} rows"
-    loss = -paired.difference if make_suite(task).greater_is_better(paired.metric) else paired.difference
+    loss = -paired.difference if greater_is_better(paired.metric) else paired.difference
     if loss > may.max_drop:
         return f"{paired.metric} drops by {loss:.4f}; --max_drop is {may.max_drop:g}"
     if loss > 0 and paired.p_value < SIGNIFICANCE:

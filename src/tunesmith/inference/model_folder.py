@@ -7,7 +7,7 @@ become inputs of the ONNX graph without transformers. A model folder also loads 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -17,6 +17,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.files import BadFile, read_json, write_new
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.calibration import HeldOut, choose_thresholds
+from tunesmith.metrics.table import Suite, make_suite
 from tunesmith.models.files import Seal, check_seal, read_config_file, resolve_model
 from tunesmith.runs.folder import RunDir, best_trial_of, publish_folder
 
@@ -34,7 +35,6 @@ class ModelFacts:
     text_columns: tuple[str, ...] | None
     label_column: str | None
     max_length: int | None
-    glue_task: str | None = None
     metrics: tuple[str, ...] | None = None
     long_texts: LongTexts = "head"
     """How rows longer than `max_length` were read in training."""
@@ -45,6 +45,12 @@ class ModelFacts:
     def rendered(self) -> bool:
         """Return whether the model reads three or more columns as one text."""
         return len(self.text_columns or ()) > 2
+
+    def suite(self, names: Sequence[str] | None = None) -> Suite:
+        """Return these metrics, by default those of training."""
+        known = self.labels
+        names = names or self.metrics
+        return make_suite(known.task, names=names, positive_name=known.positive_name, thresholds=known.thresholds)
 
     @property
     def example(self) -> str:
@@ -88,7 +94,6 @@ def read_facts(folder: Path) -> ModelFacts:
                 None if columns is None else tuple(columns),
                 data["label_column"],
                 data["max_length"],
-                data["glue_task"],
                 None if metrics is None else tuple(metrics),
                 cast(LongTexts, long_texts),
                 None if data.get("held_out") is None else HeldOut.from_json(data["held_out"]),

@@ -7,7 +7,7 @@ contains the tokens of a few chunks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 CHUNK_ROWS = 8192
 """Rows sorted by length together. Larger chunks were not faster (bench/predict_speed.py)."""
-Chunk = Sequence[list[str]]
-"""One list of texts per text column."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class Predictor:
 
     def with_calibration(self, texts: Sequence[list[str]], labels: npt.NDArray[Any]) -> Predictor:
         """Return a predictor whose thresholds for abstaining are chosen on these examples; `labels` are label ids."""
-        probabilities = probabilities_of(self.predict_texts(chunks_of(texts)).logits, self.facts.labels.task)
+        probabilities = probabilities_of(self.predict_texts(texts).logits, self.facts.labels.task)
         predicted = choose_labels(probabilities, self.facts.labels.task, self.facts.labels.thresholds)
         return replace(self, facts=replace(self.facts, held_out=HeldOut.of(probabilities, predicted, labels)))
 
@@ -148,22 +146,29 @@ class Predictor:
         columns = given_columns(texts, pairs, self.facts.text_columns)
         if not columns[0]:
             return np.zeros((0, len(self.facts.labels)), dtype=np.float32)
-        return self.predict_texts(chunks_of(columns)).logits
+        return self.predict_texts(columns).logits
 
     def predict_texts(
-        self, chunks: Iterator[Chunk], *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
+        self,
+        columns: Sequence[list[str]],
+        *,
+        max_rows: int | None = None,
+        on_batch: Callable[[int], None] | None = None,
     ) -> TextPredictions:
-        """Return the logits of all chunks, in input order; the next chunk is tokenized in the background."""
+        """Return the logits of columns of texts, in input order; the next chunk is tokenized in the background."""
+        sides, rows = len(columns), 0
+        for column in columns:
+            require_text_cells(column, 0)
+        self.network.require_segments(sides)
         logits: list[npt.NDArray[np.float32]] = []
-        rows = sides = 0
         cut: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)]
         empty: list[int] = []
 
-        def encode(chunk: Chunk) -> tuple[int, TokenRows, npt.NDArray[np.int32]]:
-            self.network.require_segments(len(chunk))
-            return len(chunk), *encode_texts(self.network.encoder, chunk, has_types=self.network.has_types)
+        def encode(start: int) -> tuple[TokenRows, npt.NDArray[np.int32]]:
+            chunk = [column[start : start + CHUNK_ROWS] for column in columns]
+            return encode_texts(self.network.encoder, chunk, has_types=self.network.has_types)
 
-        for sides, tokens, lost in prefetched(_checked(chunks), encode, ahead=1):
+        for tokens, lost in prefetched(iter(range(0, len(columns[0]), CHUNK_ROWS)), encode, ahead=1):
             highest = int(tokens.columns["input_ids"].values.max(initial=0))
             if highest >= (most := self.network.vocab_size):
                 problem = f"the tokenizer produced token id {highest}, but the model has only {most} embeddings"
@@ -177,21 +182,6 @@ class Predictor:
         truncated = TruncationCount.of(np.concatenate(cut), self.network.max_length)
         every = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
         return TextPredictions(every, truncated, tuple(empty))
-
-
-def chunks_of(columns: Sequence[Sequence[str]]) -> Iterator[Chunk]:
-    """Split columns in memory into chunks."""
-    for start in range(0, len(columns[0]), CHUNK_ROWS):
-        yield [list(column[start : start + CHUNK_ROWS]) for column in columns]
-
-
-def _checked(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    before = 0
-    for chunk in chunks:
-        for column in chunk:
-            require_text_cells(column, before)
-        before += len(chunk[0])
-        yield chunk
 
 
 _PAIR_KEYS = ("text", "text_pair")

@@ -762,11 +762,6 @@ class Suite:
         """Return the default metric for the best checkpoint: the first one."""
         return self.names[0]
 
-    def greater_is_better(self, name: str) -> bool:
-        """Return whether larger is better; accepts `loss`, aliases and the prefix `eval_`. Unknown names are a ConfigError."""
-        plain = canonical_name(name)
-        return plain != "loss" and metric_of(plain, self.task).greater_is_better
-
     def compute(self, predictions: Any = None, references: Any = None) -> dict[str, float | None]:
         """Return metric -> value over the added rows and those passed here; forgets the added rows, as `evaluate` does."""
         rows = self._take(predictions, references)

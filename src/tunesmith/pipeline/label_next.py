@@ -22,7 +22,7 @@ from tunesmith.data.read import read_unlabeled
 from tunesmith.data.rows import Part, input_columns
 from tunesmith.errors import ConfigError
 from tunesmith.inference.model_folder import ModelFacts, model_folder_of, read_facts
-from tunesmith.inference.predictor import Predictor, chunks_of
+from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import probabilities_of
 from tunesmith.labels import Task
 from tunesmith.models.files import load_tokenizer
@@ -77,7 +77,7 @@ def label_next(path: str | Path, unlabeled: str, count: int, reading: Reading, o
     read = input_columns(text)
     known, new = ([list(table[name]) for name in read] for table in (train, source.dataset))
     groups = group_duplicates(known, new)
-    probabilities = probabilities_of(Predictor.load(path).predict_texts(chunks_of(new)).logits, labels.task)
+    probabilities = probabilities_of(Predictor.load(path).predict_texts(new).logits, labels.task)
     free = np.flatnonzero(groups >= len(train))
     likely = free[np.argsort(-uncertainty(probabilities[free]), kind="stable")][: MOST_CANDIDATES * count]
     texts = [[column[i] for column in new] for i in likely]

@@ -26,7 +26,7 @@ from tunesmith.files import known_hash, read_regular
 from tunesmith.inference.model_folder import ModelFacts, read_facts
 from tunesmith.labels import LabelMap
 from tunesmith.metrics.evidence import BestConstant
-from tunesmith.metrics.table import Suite, make_suite
+from tunesmith.metrics.table import Suite, greater_is_better, make_suite
 from tunesmith.models.files import EMBEDDED, read_config_file, read_json_object
 from tunesmith.models.load import LoadedModel, load_model
 from tunesmith.pipeline.inputs import RunData, RunTokens, load_run_tokenizer, read_run_data
@@ -214,7 +214,7 @@ def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validati
         save=_save_calendar(config, steps, ends, evaluate),
         read_back_every=STEPS_A_READ if on_gpu else 1,
         metric=metric if keeps_best or config.early_stopping_patience is not None else None,
-        greater_is_better=suite.greater_is_better(metric),
+        greater_is_better=greater_is_better(metric),
         patience=config.early_stopping_patience,
     )
 

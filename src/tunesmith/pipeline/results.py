@@ -446,7 +446,6 @@ class RunResult:
         from tunesmith.data.read import read_labeled
         from tunesmith.data.rows import Columns, input_columns
         from tunesmith.data.tables import columns_table
-        from tunesmith.metrics.table import make_suite
 
         facts = self.predictor.facts
         text, label = tuple(facts.text_columns or ()), facts.label_column or "label"
@@ -454,12 +453,8 @@ class RunResult:
             data = columns_table({**self._text_columns(data), label: labels})
         dataset = read_labeled(data, columns=Columns(text, label, facts.labels.task), labels=facts.labels)
         found = [list(dataset[name]) for name in input_columns(text)]
-        logits = self.predictor.predict_texts(iter([found])).logits
-        known = facts.labels
-        suite = make_suite(
-            known.task, names=facts.metrics, positive_name=known.positive_name, thresholds=known.thresholds
-        )
-        scores = suite.compute_with_intervals(logits, dataset.with_format("numpy")["labels"][:])
+        logits = self.predictor.predict_texts(found).logits
+        scores = facts.suite().compute_with_intervals(logits, dataset.with_format("numpy")["labels"][:])
         if next(iter(scores.values())).n == 0:
             raise DataError("no row has a label", fix="Pass labeled rows.")
         return scores

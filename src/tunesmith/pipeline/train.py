@@ -159,7 +159,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], ob
     on_gpu, has_validation = runtime.device.type == "cuda", "validation" in splits
     plan = steps.make_plan(run.config, batches, suite, has_validation=has_validation, on_gpu=on_gpu)
     columns, names, long_texts = bundle.columns, tuple(suite.names), tokens.long_texts
-    facts = ModelFacts(bundle.labels, columns.named, columns.label, tokens.length, config.task_name, names, long_texts)
+    facts = ModelFacts(bundle.labels, columns.named, columns.label, tokens.length, names, long_texts)
     return steps.Prepared(
         config=run.config,
         runtime=runtime,

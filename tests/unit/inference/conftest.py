@@ -152,7 +152,7 @@ def make_runs(tmp_path: Path) -> Path:
     model = RunDir(root / "alpha").model
     model.mkdir()
     facts = {"text_columns": ["text"], "labels": {"names": ["short", "long"], "task": "binary"}}
-    facts |= dict.fromkeys(("label_column", "max_length", "glue_task", "metrics"))
+    facts |= dict.fromkeys(("label_column", "max_length", "metrics"))
     (model / "tunesmith.json").write_text(json.dumps(facts))
     write_manifest(model, {"kind": "model"}, {})
     (tmp_path / "secret.txt").write_text("SECRET")

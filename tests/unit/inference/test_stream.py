@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tiny_model import save_tiny_bert, sentences
 from tunesmith.data.batches import Padding, TokenRows
 from tunesmith.errors import DataError
 from tunesmith.inference import predictor as predictor_module
-from tunesmith.inference.predictor import Chunk, Predictor, chunks_of
+from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import probabilities_of
 from tunesmith.speedups.apply import apply_speedups
 from tunesmith.training.distributed import make_runtime
@@ -50,7 +49,7 @@ def test_logits_match_plain_model_in_input_order(
     texts = [" ".join([text] * (1 + i % 9)) for i, (text, _) in enumerate(sentences(23))]
     pairs = [text for text, _ in sentences(23, 4)] if paired else None
     predictor = Predictor.load(folder, use_cpu=True)
-    found = predictor.predict_texts(chunks_of([texts] if pairs is None else [texts, pairs]))
+    found = predictor.predict_texts([texts] if pairs is None else [texts, pairs])
     expected = plain_logits(folder, texts, pairs)
     assert np.abs(expected - expected.mean(0)).max() > 0.05, "all rows are equal: the order would be invisible"
     np.testing.assert_allclose(found.logits, expected, atol=1e-5)
@@ -78,12 +77,10 @@ def test_logits_do_not_depend_on_batch_size(limits: dict[str, int]) -> None:
 
 
 def test_non_text_cell_is_reported_with_its_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chunks() -> Iterator[Chunk]:
-        yield [["the film", "a book"]]
-        yield [["one day", None]]  # type: ignore[list-item]
-
+    monkeypatch.setattr(predictor_module, "CHUNK_ROWS", 2)
+    texts: list[Any] = ["the film", "a book", "one day", None]
     with pytest.raises(DataError, match="row 4"):
-        Predictor.load(folder, use_cpu=True).predict_texts(chunks())
+        Predictor.load(folder, use_cpu=True).predict_texts([texts])
 
 
 def test_tokenizer_of_a_different_model_is_refused(folder: Path, tmp_path: Path) -> None:
