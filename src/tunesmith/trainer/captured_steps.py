@@ -60,7 +60,7 @@ def why_not_whole(trainer: Any, kind: type) -> str | None:
     own = overridden(trainer, kind, STEP_METHODS)
     if own:
         return f"{own[0]} is overridden"
-    if not type(trainer.model).__name__.endswith("ForSequenceClassification"):
+    if not type(trainer.model).__name__.endswith("ForSequenceClassification") or not hasattr(trainer.model, "config"):
         return f"{type(trainer.model).__name__} is not a sequence classifier of transformers"
     if not has_length(trainer.train_dataset):
         return "the dataset has no length"
@@ -130,7 +130,7 @@ class CapturedSteps:
 
     @classmethod
     def make(cls, trainer: Any, kind: type, dataset: Any) -> CapturedSteps | str:
-        """Return whole steps for an unmodified script on a GPU; for any other the reason why there are none."""
+        """Return whole steps, or the reason why there are none."""
         if not has_triton():
             return "Triton is not installed"
         if trainer.accelerator.mixed_precision == "fp16" and trainer.accelerator.native_amp:
