@@ -51,7 +51,6 @@ def test_separate_texts_and_labels_train_a_model(
     assert result.predict_proba(FRAME).shape == (40, 2)
     scores = result.evaluate(FRAME)
     assert scores["accuracy"].n == 40
-    assert result.evaluate(TEXTS, LABELS) == scores
     assert result.report().read_text(encoding="utf-8").startswith("<!doctype html>")
     assert repr(result).startswith("RunResult(")
     assert "\n" not in repr(result)

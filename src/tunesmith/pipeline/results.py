@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -395,10 +395,6 @@ def _escape(text: str) -> str:
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
-SHOWN_METRICS = 4
-"""Number of metrics in a notebook, in addition to the loss; the report has all."""
-
-
 @dataclass(frozen=True)
 class RunResult:
     """The result of a run. `scores[split][metric]` has value, interval and n; `diagnosis` is a list of lines."""
@@ -441,17 +437,14 @@ class RunResult:
         """Return label names in the order of the model's `id2label`."""
         return self.predictor.facts.labels.names
 
-    def evaluate(self, data: Any, labels: Any = None) -> dict[str, Score]:
-        """Return every metric with its interval on labeled rows: a table as for training, or texts and their labels."""
+    def evaluate(self, data: Any) -> dict[str, Score]:
+        """Return every metric with its interval on labeled rows, a table as for training."""
         from tunesmith.data.read import read_labeled
         from tunesmith.data.rows import Columns, input_columns
-        from tunesmith.data.tables import columns_table
 
         facts = self.predictor.facts
-        text, label = tuple(facts.text_columns or ()), facts.label_column or "label"
-        if labels is not None:
-            data = columns_table({**self._text_columns(data), label: labels})
-        dataset = read_labeled(data, columns=Columns(text, label, facts.labels.task), labels=facts.labels)
+        text, known = tuple(facts.text_columns or ()), facts.labels
+        dataset = read_labeled(data, columns=Columns(text, facts.label_column or "label", known.task), labels=known)
         found = [list(dataset[name]) for name in input_columns(text)]
         logits = self.predictor.predict_texts(found).logits
         scores = facts.suite().compute_with_intervals(logits, dataset.with_format("numpy")["labels"][:])
@@ -465,21 +458,6 @@ class RunResult:
 
         return write_report(build_report(self.run), self.run.report_file)
 
-    def _text_columns(self, texts: Any) -> dict[str, list[str]]:
-        """Return the texts by training column; a wrong number of texts per row is refused."""
-        from tunesmith.data.tables import text_columns_of
-
-        names = tuple(self.predictor.facts.text_columns or ())
-        has = set(texts) if isinstance(texts, Mapping) else set(getattr(texts, "columns", ()))
-        if has and set(names) <= has:
-            texts = {name: texts[name] for name in names}
-        columns = text_columns_of(texts)
-        if len(columns) != len(names):
-            raise ValueError(
-                f"got {len(columns)} texts per row; the model was trained on {len(names)} ({', '.join(names)})"
-            )
-        return dict(zip(names, columns.values(), strict=True))
-
     def __repr__(self) -> str:
         split = "test" if "test" in self.scores else next(iter(self.scores), None)
         score = next(((k, v) for k, v in self.scores[split].items()), None) if split is not None else None
@@ -488,30 +466,11 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         """Return scores, diagnosis and curves for a notebook."""
-        splits = list(self.scores)
-        metrics = list(dict.fromkeys(m for found in self.scores.values() for m in found))
-        shown = [*[m for m in metrics if m != "loss"][:SHOWN_METRICS], *[m for m in metrics if m == "loss"]]
-        head = "".join(f"<th style='text-align:left'>{escape(s)}</th>" for s in ("", *splits))
-        rows = "".join(
-            f"<tr><td>{escape(self._title(metric))}</td>"
-            + "".join(
-                f"<td>{escape(self.scores[s][metric].text()) if metric in self.scores[s] else ''}</td>" for s in splits
-            )
-            + "</tr>"
-            for metric in shown
-        )
-        said = "".join(
-            f"<div style='margin-left:{1.2 if line.startswith(' ') else 0}em'>{escape(line.strip())}</div>"
-            for line in self.diagnosis
-        )
-        return (
-            f"<div><b>{escape(self.run.name)}</b> &middot; {self.steps} steps, weights of step "
-            f"{self.best_step or self.steps} &middot; <code>{escape(str(self.run.report_file))}</code>"
-            f"<table><tr>{head}</tr>{rows}</table>{said}{self._picture()}</div>"
-        )
-
-    def _title(self, metric: str) -> str:
-        return next(found[metric].title(metric) for found in self.scores.values() if metric in found)
+        lines = [f"{self.run.name}: {self.steps} steps, weights of step {self.best_step or self.steps}", ""]
+        for split, found in self.scores.items():
+            lines += [f"{split}: {score.title(metric)} {score.text()}" for metric, score in found.items()]
+        text = escape("\n".join([*lines, "", *self.diagnosis, "", str(self.run.report_file)]))
+        return f"<pre style='white-space:pre-wrap'>{text}</pre>{self._picture()}"
 
     def _picture(self) -> str:
         if not self.run.curves_svg.is_file():

@@ -19,7 +19,6 @@ import platform
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -763,18 +762,7 @@ def describe_environment() -> dict[str, Any]:
         "packages": package_versions(),
         "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
         "folder": os.getcwd(),
-        "commit": _current_commit(),
     }
-
-
-def _current_commit() -> str | None:
-    """Return the commit that is checked out; None outside of git. `rev-parse` runs nothing that a repository configures."""
-    words = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None
-    return done.stdout.strip()
 
 
 @dataclass(frozen=True)

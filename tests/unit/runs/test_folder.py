@@ -1,10 +1,7 @@
-"""Run folders: paths, JSON files, lock and recorded commit."""
+"""Run folders: paths, JSON files and lock."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,6 @@ from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.runs.folder import (
     RunDir,
     checkpoint_step,
-    describe_environment,
     open_run,
     read_environment,
     read_metrics,
@@ -69,25 +65,3 @@ def test_absent_files_are_empty_and_new_fields_are_kept(tmp_path: Path) -> None:
     assert read_summary(tmp_path / "data_summary.json")["of tomorrow"] == [[1]]
     (tmp_path / "metrics.json").write_text('{"test": {"f1": {"value": NaN, "low": -Infinity}}}')
     assert read_metrics(tmp_path / "metrics.json") == {"test": {"f1": {"value": None, "low": None}}}
-
-
-def git(folder: Path, *words: str) -> str:
-    env = {**os.environ, "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
-    names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
-    done = subprocess.run(["git", *names, *words], cwd=folder, env=env, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_commit_is_recorded_and_no_command_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert describe_environment()["commit"] is None
-    folder, canary = tmp_path / "project" / "deep", tmp_path / "canary"
-    folder.mkdir(parents=True)
-    git(folder.parent, "init", "-q")
-    git(folder.parent, "commit", "-q", "--allow-empty", "-m", "one")
-    wanted = git(folder, "rev-parse", "HEAD")
-    git(folder, "config", "core.fsmonitor", f"touch {canary}")
-    monkeypatch.chdir(folder)
-    assert describe_environment()["commit"] == wanted
-    assert not canary.exists()
