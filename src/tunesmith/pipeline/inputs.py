@@ -46,11 +46,11 @@ from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import LabelMap, Task, match_names
 from tunesmith.models.files import load_tokenizer, position_limit, read_config_file, require_segments, resolve_model
 from tunesmith.models.load import head_mismatch, read_head_names, read_model_config
-from tunesmith.pipeline.gold import Gold, take_gold
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir, end_of, is_run, require_own_folder
 
 if TYPE_CHECKING:
+    from tunesmith.pipeline.gold import Gold
     from tunesmith.pipeline.train import Log, ShowProgress
 
 
@@ -245,6 +245,8 @@ def read_run_data(
     bundle = load_data(config, data, head_names=head, on_progress=lambda done, total: progress("reading", done, total))
     gold = None
     if config.gold_file is not None:
+        from tunesmith.pipeline.gold import take_gold
+
         bundle, gold = take_gold(bundle)
     if not use_test:
         rows, parts = dict(bundle.splits), dict(bundle.parts)

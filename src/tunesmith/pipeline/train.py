@@ -131,7 +131,6 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], ob
     from tunesmith.data.batches import padding_of
     from tunesmith.inference.model_folder import ModelFacts
     from tunesmith.pipeline import prepare as steps
-    from tunesmith.pipeline.gold import correct_labels
     from tunesmith.pipeline.probe import LoadedRun
     from tunesmith.pipeline.recipe import choose_recipe
     from tunesmith.training.loop import require_agreement
@@ -147,6 +146,8 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], ob
     padding = padding_of(tokens.tokenizer)
     run = LoadedRun(tokens.config, loaded, bundle, splits, padding, suite, runtime, observer)
     if data.gold is not None:
+        from tunesmith.pipeline.gold import correct_labels
+
         run = correct_labels(run, data.gold)
     settled = choose_recipe(run, tokens.decision)  # the only place where options change
     run = replace(run, config=settled.config)
