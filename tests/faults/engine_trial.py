@@ -221,7 +221,7 @@ def follow(writer: RunWriter, batches: Any, options: dict[str, Any]) -> None:
 
 
 def watch_bytes(run: RunDir) -> None:
-    """Record the size of the run folder (hard links count once) before each rename of a finished folder."""
+    """Record the size of the run folder before each rename of a finished folder."""
     from tunesmith.runs import folder
 
     inner = folder.fault_point

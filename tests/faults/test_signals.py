@@ -45,7 +45,7 @@ def test_signal_in_an_evaluation_repeats_it_on_resume(bench: Any, folder: Path, 
 
 @pytest.mark.parametrize(
     ("stage", "name", "background"),
-    crossed(["save.begin", "save.filled", "save.sealed", "save.renamed", "best.begin"], CODES, [False, True]),
+    crossed(["save.begin", "save.filled", "save.sealed", "save.renamed"], CODES, [False, True]),
 )
 def test_signal_in_a_save_saves_and_stops(bench: Any, folder: Path, stage: str, name: str, background: bool) -> None:
     options = {"background": background}

@@ -38,7 +38,7 @@ from tunesmith.runs.folder import MANIFEST, RunDir, _own_hash, read_manifest, ve
 FORKS = multiprocessing.get_context("forkserver")
 NOBODY = 65534
 SHORT = {"rows": 16, "epochs": 1, "evaluate_every": 2}
-"""4 steps with two saves, two updates of best/, one rotation, and the export."""
+"""4 steps with two saves, one rotation, and the export."""
 
 
 def size(full: int, ci: int) -> int:
@@ -276,11 +276,12 @@ def memory_folder(name: str, otherwise: Path) -> Path:
 
 
 def fingerprint(folder: Path, *, outcome: bool = True) -> dict[str, Any]:
-    """Return everything that must be bit-identical: the last checkpoint, best/, model/, and the event log without times."""
+    """Return everything that must be bit-identical: the last and the best checkpoint, model/, and the event log without times."""
     run = RunDir(folder)
     last = run.checkpoints()[-1]
     found: dict[str, Any] = {}
-    for part in (last, run.best, run.model):
+    best = run.checkpoint(json.loads((last / "state.json").read_text())["progress"]["step"])
+    for part in (last, best, run.model):
         verify(part)
         found[part.name] = {n: e["sha256"] for n, e in read_manifest(part)["files"].items()}
     found["journal"] = lasting(run)
@@ -314,7 +315,7 @@ def damaged_checkpoints(folder: Path) -> list[str]:
     """Return published folders that don't verify; after a kill there must be none."""
     run = RunDir(folder)
     bad = []
-    for path in [*run.checkpoints(), run.best, run.model]:
+    for path in [*run.checkpoints(), run.model]:
         if path.exists():
             try:
                 verify(path)

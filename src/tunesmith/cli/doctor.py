@@ -60,7 +60,7 @@ def examine(run: RunDir) -> list[Examined]:
         _check(run.environment_file.name, partial(read_environment, run.environment_file), "note"),
         *_check_journal(run),
         *checkpoints,
-        *(_check(folder.name, partial(verify, folder)) for folder in run.folders if folder.exists()),
+        *([_check(run.model.name, partial(verify, run.model))] if run.model.exists() else []),
         _check("results", partial(verify_results, run)),
         *(
             Examined(path.name, "useless", "left behind by a killed process; the next start removes or restores it")

@@ -431,7 +431,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 def _is_part_of_run(folder: Path) -> bool:
     home = folder.resolve()
-    known = home.name in ("model", "best") or re.fullmatch(r"checkpoint-\d+", home.name) is not None
+    known = home.name == "model" or re.fullmatch(r"checkpoint-\d+", home.name) is not None
     return known and RunDir(home.parent).journal_file.exists()
 
 

@@ -178,7 +178,7 @@ def refuse_another_run(run: RunDir, run_id: str) -> None:
     same = next((e.run_id for e in events if isinstance(e, RunStarted)), None) == run_id
     if finished or any(isinstance(e, RunEnded) and e.finished for e in events[-1:]):
         raise finished_error(run, same=same)
-    results = [p.name for p in (*run.folders, *run.result_files, run.report_file) if p.exists()]
+    results = [p.name for p in (run.model, *run.result_files, run.report_file) if p.exists()]
     if results and not same:
         kind = "of a different config" if events else f"without their event log ({run.journal_file.name})"
         raise CheckpointError(

@@ -102,7 +102,7 @@ def measure_run(config: RunConfig) -> Forecast:
             runs=runs,
             steps=runs * plan.num_steps,
             peak_bytes=_peak_bytes(prepared),
-            disk_bytes=int(runs * (size + journal + weights) + (6 * weights if saves else 0)),
+            disk_bytes=int(runs * (size + journal) + (9 * weights if saves else 0)),
             start_seconds=runs * start,
             once_seconds=runs * once,
             step_seconds=runs * (a_step * plan.num_steps + max(saves - 1, 0) * saved[-1]),

@@ -225,9 +225,8 @@ def train_run(run: RunDir, prepared: Prepared, observer: RunObserver, ending: Ru
             diagnosis = results.draw_and_explain(run, writer.stop.run_is_complete) if observer.pages else []
             writer.stop.run_is_complete()
             if not observer.pages or (config.save_strategy is None and config.save_total_limit == 1):
-                for folder in (*run.checkpoints(), run.best):
-                    if folder.is_dir():
-                        delete_folder(folder)  # a finished run cannot be resumed: model/ has the best weights
+                for folder in run.checkpoints():
+                    delete_folder(folder)  # a finished run cannot be resumed: model/ has the best weights
         runtime.barrier()
     warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")
     return results.RunResult(run, scores, state.step, best_step, tuple(diagnosis), warnings)

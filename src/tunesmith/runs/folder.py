@@ -62,7 +62,7 @@ _ONLY_OURS = ("generators.safetensors", "tunesmith.json")
 """File names that identify our folder if its manifest is missing."""
 
 _LEFTOVER = re.compile(
-    r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|best|model|\w+\.(?:jsonl?|yaml|md|html|png|svg|parquet)|\.lock)-\d+"
+    r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|model|\w+\.(?:jsonl?|yaml|md|html|png|svg|parquet)|\.lock)-\d+"
     r"|\.tmp-journal-\w+"
 )
 """Exactly the names that this package writes, because an output_dir may contain other files."""
@@ -481,7 +481,6 @@ class RunDir:
         self.bad_rows_file = self.path / "bad_rows.jsonl"
         self.metrics_file = self.path / "metrics.json"
         self.predictions_file = self.path / "predictions.parquet"
-        self.best = self.path / "best"
         self.model = self.path / "model"
         self.curves_png = self.path / "curves.png"
         self.curves_svg = self.path / "curves.svg"
@@ -503,11 +502,6 @@ class RunDir:
     def files(self) -> tuple[Path, ...]:
         """Files that are written in one piece: all except the event log and the lock."""
         return (*self.remade_files, *self.result_files)
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """The folders next to the checkpoints."""
-        return (self.best, self.model)
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
@@ -633,14 +627,14 @@ def require_not_of_a_run(file: Path) -> None:
 def is_run(run: RunDir) -> bool:
     """Return whether tunesmith started a run here, even if it was killed before its first event or is damaged."""
     locks = (run.lock_file, run.path / BEST_OPTIONS.parent / run.lock_file.name)
-    if any(map(is_lock, locks)) or any(has_manifest(folder) for folder in (*run.checkpoints(), run.best)):
+    if any(map(is_lock, locks)) or any(map(has_manifest, run.checkpoints())):
         return True
     return is_journal(run.journal_file) and run.journal_file.stat().st_size > 0
 
 
 def is_foreign(run: RunDir, path: Path) -> bool:
     """Return whether something that a run did not write has one of its names."""
-    if path in run.folders or _CHECKPOINT.fullmatch(path.name):
+    if path == run.model or _CHECKPOINT.fullmatch(path.name):
         return not has_manifest(path)
     if path == run.journal_file:
         return not is_journal(path)

@@ -10,8 +10,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass
@@ -26,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError
-from tunesmith.files import MAX_JSON_BYTES, create, read_plain, write_new
+from tunesmith.files import MAX_JSON_BYTES, read_plain, write_new
 from tunesmith.models.families import ADAPTER, adapter_files, has_adapters, trained_beside
 from tunesmith.runs.folder import RunDir, checkpoint_step, delete_folder, publish_folder, read_manifest, verify
 from tunesmith.training.state import BestSoFar, TrainState, generator_states, restore_generators
@@ -197,17 +195,6 @@ def write_files(folder: Path, files: Mapping[str, Tensors]) -> None:
     for name, tensors in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         save_file(tensors, folder / name, metadata={"format": "pt"} if name.endswith((WEIGHTS, ADAPTER)) else None)
-
-
-def link_files(source: Path, target: Path, names: list[str]) -> None:
-    """Put files of one folder into another, as hard links if the file system supports them."""
-    for name in names:
-        (target / name).parent.mkdir(exist_ok=True)
-        try:
-            os.link(source / name, target / name)
-        except OSError:
-            with open(source / name, "rb") as old, create(target / name) as new:
-                shutil.copyfileobj(old, new)
 
 
 def weight_files(

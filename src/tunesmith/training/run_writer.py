@@ -25,21 +25,16 @@ from tunesmith.runs.event_log import Journal, open_journal
 from tunesmith.runs.folder import (
     RunDir,
     checkpoint_step,
-    publish_folder,
-    read_manifest,
     remove_leftovers,
     require_space,
     verify,
 )
 from tunesmith.training.checkpoint import (
-    PIECES,
-    VOCABULARY,
     Identity,
     Snapshot,
     bytes_of,
     capture,
     differences,
-    link_files,
     load_checkpoint,
     newest_intact,
     rotate,
@@ -198,9 +193,7 @@ class RunWriter:
         self._open(Resumed(self.state.step, folder.name, skipped, time.time()), notes)
         if not self.state.runtime.is_main:
             return
-        if self.keep_best and self.state.progress.step == self.state.step:
-            self._link_best(folder)
-        elif self.keep_best and self.state.progress.step is not None:
+        if self.keep_best and self.state.progress.step not in (None, self.state.step):
             self._require_best()
 
     def _open(self, event: RunStarted | Resumed, notes: Sequence[str] = ()) -> None:
@@ -220,34 +213,25 @@ class RunWriter:
             yield event
 
     def _require_space(self, *, fresh: bool) -> None:
-        """Require disk space for everything that coexists: two checkpoints while one replaces the other, best/ and model/."""
+        """Require disk space for everything that coexists: model/, the best checkpoint, and the newest while it is replaced."""
         weights, whole = bytes_of(self.state)
         saves = self.plan.save.cadence != "no" or self.keep_best
-        require_space(self.run.path, (whole * (2 if fresh else 1) if saves else 0) + weights * (2 if fresh else 1))
+        most = 1 if not fresh else 3 if self.keep_best else 2
+        require_space(self.run.path, (whole * most if saves else 0) + weights)
 
     def _require_best(self) -> None:
-        """Require that best/ has the weights of the best step; otherwise the run would end with different ones."""
-        wanted = self.state.progress.step
+        """Require the checkpoint with the best weights; otherwise the run would end with different ones."""
+        folder = self.run.checkpoint(self.state.progress.step or 0)
+        if not folder.exists() and checkpoint_step(self.run.checkpoints()[-1]) > self.state.step:
+            return  # deleted after a better one was saved: the run repeats that step
         try:
-            found = read_manifest(self.run.best)["step"]
-            if found > self.state.step:
-                return  # newer than this checkpoint: the run repeats that step and replaces it
-            problem = f"contains the weights of step {found}, the best are those of step {wanted}"
-            if found == wanted:
-                verify(self.run.best)
-                return
+            verify(folder)
         except CheckpointError as error:
-            problem = error.line()
-        home = self.run.checkpoint(wanted or 0)
-        try:
-            verify(home)
-        except CheckpointError:
             raise CheckpointError(
-                f"{problem}, and there is no other copy",
-                where=str(self.run.best),
-                fix="Restore best/, or remove the run folder to train from the start.",
+                f"{error.problem}; it has the best weights, and there is no other copy",
+                where=error.where,
+                fix="Restore it, or remove the run folder to train from the start.",
             ) from None
-        self._link_best(home)
 
     def on(self, event: Event) -> None:
         """Pass an event to the event log and the listeners, and act on it."""
@@ -281,7 +265,7 @@ class RunWriter:
             raise StoppedBySignal(number, done)
 
     def save(self, step: int, *, wait: bool = True) -> None:
-        """Publish the checkpoint, then the best weights, then delete older checkpoints.
+        """Publish the checkpoint, then delete older ones, except for the best.
 
         Without `wait`, a thread may write a large checkpoint after this returns; the next save, a signal and the end wait for it.
         """
@@ -292,22 +276,22 @@ class RunWriter:
         size = 0 if wait or runtime.world > 1 else bytes_of(self.state)[1]
         background = size >= max(self.background_bytes, 1) and free_memory_bytes() > 2 * size
         snapshot = capture(self.state, self.identity, self._buffers if background else None)
-        improved, self._improved = self._improved and self.keep_best, False
+        self._improved = False
+        best = self.state.progress.step if self.keep_best else None
         if snapshot is not None and background:
-            self._saving = (step, self._pool.submit(self._publish, step, snapshot, improved))
+            self._saving = (step, self._pool.submit(self._publish, step, snapshot, best))
         elif snapshot is not None:
-            self._publish(step, snapshot, improved)
+            self._publish(step, snapshot, best)
             self._report_saved(step, time.perf_counter() - started)
         runtime.barrier()
 
-    def _publish(self, step: int, snapshot: Snapshot, improved: bool) -> float:
+    def _publish(self, step: int, snapshot: Snapshot, best: int | None) -> float:
         started = time.perf_counter()
-        folder = self.run.checkpoint(step)
-        snapshot.write(folder, self.describe)
-        if improved:
-            self._link_best(folder)
+        snapshot.write(self.run.checkpoint(step), self.describe)
+        home = self.run.checkpoint(step if best is None else best)
+        keep = self.keep_checkpoints + (best not in (None, step) and home.exists())
         try:
-            rotate(self.run, self.identity.run_id, keep=self.keep_checkpoints, last=step)
+            rotate(self.run, self.identity.run_id, keep=keep, last=step, best=home)
         except OSError as error:
             raise disk_error(error, self.run.path) from error
         return time.perf_counter() - started
@@ -333,18 +317,6 @@ class RunWriter:
     def _report_saved(self, step: int, seconds: float) -> None:
         self.on(Saved(step, self.run.checkpoint(step).name, seconds))
 
-    def _link_best(self, folder: Path) -> None:
-        """Publish the weights of a checkpoint as `best/`, as hard links if the file system supports them."""
-        manifest = read_manifest(folder)
-        names = [n for n in manifest["files"] if n not in (*PIECES, VOCABULARY)]
-
-        def fill(tmp: Path) -> dict[str, str]:
-            link_files(folder, tmp, names)
-            return {name: manifest["files"][name]["sha256"] for name in names}
-
-        fault_point("best.begin")
-        publish_folder(self.run.best, fill, {"kind": "best", "step": manifest["step"], **self.identity.to_json()})
-
     def _refuse(self, event: NonFinite) -> None:
         """End a run with a NaN or infinite number; the weights are those before this step."""
         self.end("NumericsError")
@@ -368,13 +340,10 @@ class RunWriter:
             yield None
             return
         self._finish_save(wait=True)
-        found = read_manifest(self.run.best)["step"]
-        if found != wanted:
-            problem = f"contains the weights of step {found}, the best are those of step {wanted}"
-            raise CheckpointError(problem, where=str(self.run.best))
-        check = self._pool.submit(verify, self.run.best)
+        folder = self.run.checkpoint(wanted or 0)
+        check = self._pool.submit(verify, folder)
         try:
-            yield self.run.best
+            yield folder
         finally:
             check.result()
 

@@ -313,7 +313,7 @@ class BestSearch:
         found = replace(found, seconds=max(found.seconds, time.monotonic() - began))
         self.record["runs"][run.name] = asdict(found)
         self.note()
-        for unused in (*run.checkpoints(), run.best, run.model):
+        for unused in (*run.checkpoints(), run.model):
             if unused.is_dir():
                 delete_folder(unused)
         shown = found.why if found.metric is None else f"{found.metric} {abs(found.score or 0.0):.4f}"

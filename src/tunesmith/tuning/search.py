@@ -272,7 +272,7 @@ def _keep_best_weights(records: Sequence[TrialRecord], folder: Path) -> None:
         if one.state == "running" or one is best:
             continue
         run = RunDir(trial_folder(folder, one.number))
-        for path in (*run.checkpoints(), run.best, *([run.model] if best is not None else [])):
+        for path in (*run.checkpoints(), *([run.model] if best is not None else [])):
             if path.is_dir():
                 delete_folder(path)
 

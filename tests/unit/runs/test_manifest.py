@@ -54,25 +54,25 @@ def test_changed_manifest_that_parses_is_found(tmp_path: Path) -> None:
 
 
 def test_leftovers_are_removed_and_a_folder_restored(tmp_path: Path) -> None:
-    publish_folder(tmp_path / "best", fill, {"step": 1})
-    os.rename(tmp_path / "best", tmp_path / ".tmp-old-best-123")
+    publish_folder(tmp_path / "model", fill, {"step": 1})
+    os.rename(tmp_path / "model", tmp_path / ".tmp-old-model-123")
     (tmp_path / ".tmp-checkpoint-4-99").mkdir()
     (tmp_path / ".tmp-journal-x").write_text("cut")
     remove_leftovers(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["best"]
-    assert verify(tmp_path / "best")["step"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    assert verify(tmp_path / "model")["step"] == 1
 
 
 def test_replaced_folder_keeps_user_files(tmp_path: Path) -> None:
-    publish_folder(tmp_path / "best", fill, {"step": 1})
-    (tmp_path / "best" / "notes").mkdir()
-    (tmp_path / "best" / "notes" / "a.txt").write_text("mine")
-    (tmp_path / "best" / "link").symlink_to("/etc")
-    publish_folder(tmp_path / "best", fill, {"step": 2})
-    assert verify(tmp_path / "best")["step"] == 2
-    assert (tmp_path / "best" / "notes" / "a.txt").read_text() == "mine"
-    assert os.readlink(tmp_path / "best" / "link") == "/etc"
-    assert [p.name for p in tmp_path.iterdir()] == ["best"]
+    publish_folder(tmp_path / "model", fill, {"step": 1})
+    (tmp_path / "model" / "notes").mkdir()
+    (tmp_path / "model" / "notes" / "a.txt").write_text("mine")
+    (tmp_path / "model" / "link").symlink_to("/etc")
+    publish_folder(tmp_path / "model", fill, {"step": 2})
+    assert verify(tmp_path / "model")["step"] == 2
+    assert (tmp_path / "model" / "notes" / "a.txt").read_text() == "mine"
+    assert os.readlink(tmp_path / "model" / "link") == "/etc"
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
 def test_deleted_folder_keeps_user_files(tmp_path: Path) -> None:
