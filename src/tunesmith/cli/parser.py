@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tunesmith.config.load import REMOVED, RENAMED, WORDS, load_config, raise_problems, suggest
+from tunesmith.config.load import IGNORED, REFUSED, RENAMED, WORDS, load_config, raise_problems, suggest
 from tunesmith.config.options import Option, RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError
 
@@ -203,13 +203,13 @@ def add_config_arguments(
     for action in parser._actions:
         if action.dest in unsupported:
             vars(action)["full_help"] = action.help = argparse.SUPPRESS
-    # Flags of earlier versions and of transformers: accepted but not shown. The loader renames or explains them.
+    # Flags of transformers: accepted but not shown. The loader renames or explains them.
     switches = (
         *("group_by_length", "no_cuda", "overwrite_output_dir", "trust_remote_code", "push_to_hub"),
         *("remove_unused_columns", "do_train", "do_eval", "do_predict", "torch_compile", "save_only_model"),
         *("weights_only", "eval_on_start", "overwrite_cache", "logging_first_step", "dataloader_pin_memory"),
     )
-    for name in (*RENAMED, *REMOVED) if groups is None else ():
+    for name in (*RENAMED, *IGNORED, *REFUSED) if groups is None else ():
         parser.add_argument(f"--{name}", action=_GiveSwitch if name in switches else _Give, help=argparse.SUPPRESS)
 
 

@@ -38,80 +38,54 @@ RENAMED: dict[str, str] = {
 """Old name -> current name."""
 
 
-@dataclass(frozen=True)
-class Removed:
-    """An option that tunesmith doesn't have: why, and what to do instead.
+IGNORED: dict[str, str] = {
+    "overwrite_output_dir": "it has no effect, as in transformers v5",
+    "logging_dir": "curves and event log are written to the run folder",
+    "include_inputs_for_metrics": "it has no effect",
+    "do_train": "`tunesmith train` trains",
+    "do_eval": "a run evaluates if there is validation data",
+    "do_predict": "a run predicts if there is test data",
+    "remove_unused_columns": "the model receives only the text and label columns",
+    "length_column_name": "lengths are computed from the tokens",
+    "logging_strategy": "the event log contains every step",
+    "logging_first_step": "the event log contains every step",
+    "dataloader_pin_memory": "memory is pinned if there is a GPU",
+    "overwrite_cache": "the cache is checked by content; delete its folder to clear it",
+    "pad_to_multiple_of": "batches are padded to their longest example",
+    "project": "set the project with the tracker's own variable, such as WANDB_PROJECT",
+    "pad_to_max_length": "batches are padded to their longest example, with the same results",
+    "eval_delay": "every evaluation takes place; set eval_strategy steps and eval_steps for fewer",
+    "early_stopping_threshold": "any improvement counts; set early_stopping_patience",
+    "greater_is_better": "the direction of every metric is known",
+    "dataloader_num_workers": "batches are prepared in advance if there is a GPU",
+    "preprocessing_num_workers": "fast tokenizers use all cores",
+    "auto_find_batch_size": "a batch that does not fit into memory is always split, with the same results",
+}
+"""Options of transformers that are accepted with a note."""
 
-    `usual` is the value in the run.yaml of an earlier version; it is accepted silently. Other values are ignored with a note, or
-    refused if the result would be a different one; values that mean off are never refused.
-    """
-
-    why: str
-    usual: Any = None
-    refused: bool = False
-
-
-_PUSH = Removed("upload the model after training with `tunesmith push RUN`", refused=True)
-_SHARDED = Removed("is available through tunesmith.Trainer; the command line trains with DDP (torchrun)", refused=True)
-_COMPILE = Removed("torch.compile is available through tunesmith.Trainer", False, refused=True)
-REMOVED: dict[str, Removed] = {
-    "overwrite_output_dir": Removed("it has no effect, as in transformers v5"),
-    "logging_dir": Removed("curves and event log are written to the run folder"),
-    "include_inputs_for_metrics": Removed("it has no effect"),
-    "do_train": Removed("`tunesmith train` trains"),
-    "do_eval": Removed("a run evaluates if there is validation data"),
-    "do_predict": Removed("a run predicts if there is test data"),
-    "remove_unused_columns": Removed("the model receives only the text and label columns"),
-    "length_column_name": Removed("lengths are computed from the tokens"),
-    "contrastive_start": Removed("the head is initialized with a linear probe instead"),
-    "logging_strategy": Removed("the event log contains every step", "steps"),
-    "logging_first_step": Removed("the event log contains every step", False),
-    "dataloader_pin_memory": Removed("memory is pinned if there is a GPU", True),
-    "overwrite_cache": Removed("the cache is checked by content; delete its folder to clear it", False),
-    "pad_to_multiple_of": Removed("batches are padded to their longest example"),
-    "project": Removed("set the project with the tracker's own variable, such as WANDB_PROJECT", "tunesmith"),
-    "shuffle_window": Removed("length grouping sorts within 50 batches", 50),
-    "pad_to_max_length": Removed("batches are padded to their longest example, with the same results", False),
-    "eval_delay": Removed("every evaluation takes place; set eval_strategy steps and eval_steps for fewer", 0),
-    "early_stopping_threshold": Removed("any improvement counts; set early_stopping_patience", 0.0),
-    "greater_is_better": Removed("the direction of every metric is known"),
-    "dataloader_num_workers": Removed("batches are prepared in advance if there is a GPU", 0),
-    "preprocessing_num_workers": Removed("fast tokenizers use all cores"),
-    "auto_find_batch_size": Removed(
-        "a batch that does not fit into memory is always split, with the same results", True
-    ),
-    "trust_remote_code": Removed("code from a model repository is never run", refused=True),
-    "problem_type": Removed(
-        "the task is detected from the data; set do_regression for numbers or classes", refused=True
-    ),
-    "token": Removed("a token does not belong in a config; set the environment variable HF_TOKEN", refused=True),
+_PUSH = "upload the model after training with `tunesmith push RUN`"
+_SHARDED = "is available through tunesmith.Trainer; the command line trains with DDP (torchrun)"
+_COMPILE = "torch.compile is available through tunesmith.Trainer"
+REFUSED: dict[str, str] = {
+    "trust_remote_code": "code from a model repository is never run",
+    "problem_type": "the task is detected from the data; set do_regression for numbers or classes",
+    "token": "a token does not belong in a config; set the environment variable HF_TOKEN",
     "push_to_hub": _PUSH,
     "hub_model_id": _PUSH,
     "deepspeed": _SHARDED,
     "fsdp": _SHARDED,
     "fsdp_config": _SHARDED,
-    "lr_scheduler_kwargs": Removed("is available through tunesmith.Trainer", {}, refused=True),
-    "config_name": Removed("to change the model's config, edit config.json in a copy of its folder", refused=True),
+    "lr_scheduler_kwargs": "is available through tunesmith.Trainer",
+    "config_name": "to change the model's config, edit config.json in a copy of its folder",
     "torch_compile": _COMPILE,
     "torch_compile_backend": _COMPILE,
     "torch_compile_mode": _COMPILE,
-    "save_only_model": Removed("checkpoints contain the optimizer; the folder model/ has only weights", refused=True),
-    "weights_only": Removed("to start from a run, set model_name_or_path to its model folder", refused=True),
-    "token_budget": Removed("set per_device_train_batch_size; group_by_length keeps padding low", refused=True),
-    "dataloader_drop_last": Removed("the last batch of an epoch is always used", False, refused=True),
-    "allow_single_label": Removed("add examples of a second label", False, refused=True),
-    "max_predict_samples": Removed("max_eval_samples limits validation and test examples", refused=True),
-    "allow_download": Removed("to forbid downloads, set the environment variable HF_HUB_OFFLINE=1", True),
-    "eval_on_start": Removed("use `tunesmith evaluate` to score a model before training", False, refused=True),
+    "save_only_model": "checkpoints contain the optimizer; the folder model/ has only weights",
+    "weights_only": "to start from a run, set model_name_or_path to its model folder",
+    "dataloader_drop_last": "the last batch of an epoch is always used",
+    "eval_on_start": "use `tunesmith evaluate` to score a model before training",
 }
-"""Options of transformers and of earlier versions, by name."""
-
-_STORED = """
-    torch_compile eval_on_start pad_to_max_length dataloader_drop_last token_budget greater_is_better shuffle_window
-    eval_delay early_stopping_threshold allow_single_label
-"""
-REMOVED_DEFAULTS: dict[str, Any] = {name: REMOVED[name].usual for name in _STORED.split()}
-"""Removed options that are part of the identity in checkpoints of earlier versions."""
+"""Options that would change the result. Values that mean off are accepted."""
 
 SHORT_NAMES: dict[str, str] = {
     "lr": "learning_rate",
@@ -143,14 +117,12 @@ SHORT_NAMES: dict[str, str] = {
 
 def _rename(name: str, value: Any) -> tuple[str | None, Any, str | None]:
     """Return the current name of an option (None: not used), its value and a note. A refused option is a ValueError."""
-    if name in REMOVED:
-        gone = REMOVED[name]
-        is_off = not value or (isinstance(value, str) and WORDS.get(value.lower()) is False)
-        if str(value).lower() == str(gone.usual).lower() or (gone.refused and is_off):
-            return None, value, None
-        if gone.refused:
-            raise ValueError(gone.why)
-        return None, value, f"is ignored: {gone.why}"
+    if name in IGNORED:
+        return None, value, None if value is None else f"is ignored: {IGNORED[name]}"
+    if name in REFUSED:
+        if value and not (isinstance(value, str) and WORDS.get(value.lower()) is False):
+            raise ValueError(REFUSED[name])
+        return None, value, None
     if name not in RENAMED:
         return name, value, None
     new = RENAMED[name]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tunesmith.config.load import REMOVED_DEFAULTS, load_config
+from tunesmith.config.load import load_config
 from tunesmith.config.options import RunConfig, to_dict
 from tunesmith.data.batches import Batches, Padding, Sampling, TokenRows
 from tunesmith.data.read import DataBundle
@@ -34,7 +34,7 @@ from tunesmith.pipeline.probe import LoadedRun
 from tunesmith.pipeline.recipe import Settled
 from tunesmith.runs.folder import RunDir, package_versions, read_manifest, verify, verify_results
 from tunesmith.speedups.apply import Speedups, apply_speedups, why_not_half
-from tunesmith.training.checkpoint import TOKENIZER_FILE, Identity, content_hash_of, differences
+from tunesmith.training.checkpoint import Identity, content_hash_of, differences
 from tunesmith.training.distributed import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
 from tunesmith.training.optimizer import freeze, make_optimizer
@@ -287,7 +287,7 @@ def make_identity(
     config: RunConfig, data: RunData, tokens: RunTokens, runtime: Runtime, sampling: Sampling
 ) -> Identity:
     """Return the identity of a run whose options are all decided."""
-    options = {name: value for name, value in {**REMOVED_DEFAULTS, **to_dict(config)}.items() if name not in INERT}
+    options = {name: value for name, value in to_dict(config).items() if name not in INERT}
     options |= {**_content(data), **_tokenizer_content(tokens.tokenizer, tokens.length)}
     options["eval_steps"] = config.evaluation_steps
     options["bf16"] = runtime.precision == "bf16"
@@ -298,11 +298,11 @@ def make_identity(
 
 def _tokenizer_content(tokenizer: Any, max_length: int) -> dict[str, str]:
     """Return what a resume compares of a tokenizer: its behavior, and its file, of which transformers ignores some entries."""
-    stored = read_json_object(Path(tokenizer.name_or_path) / TOKENIZER_FILE)
+    stored = read_json_object(Path(tokenizer.name_or_path) / "tokenizer.json")
     kept = {name: value for name, value in stored.items() if name not in ("version", "truncation", "padding")}
     return {
         "the tokenizer": content_hash_of(padded_fingerprint(tokenizer, max_length)),
-        TOKENIZER_FILE: content_hash_of(json.dumps(kept, sort_keys=True)),
+        "tokenizer.json": content_hash_of(json.dumps(kept, sort_keys=True)),
     }
 
 

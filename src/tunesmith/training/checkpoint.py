@@ -67,10 +67,6 @@ def content_hash_of(*parts: str) -> str:
     return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-TOKENIZER_FILE = "tokenizer.json"
-"""An entry that checkpoints of earlier versions lack."""
-
-
 def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]:
     """Compare a checkpoint's run with this one: (changes that make it a different run, changed versions)."""
     stored = read_manifest(folder)
@@ -79,7 +75,6 @@ def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]
         raise CheckpointError("has no record of the data, model and options of its run", where=str(folder))
     old, new = stored["config"], identity.config
     names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
-    names = [k for k in names if k != TOKENIZER_FILE or k in old]
     found = []
     if stored["data"] != identity.data and not any(k.endswith(" data") for k in names):
         found.append("the training data changed")
@@ -324,7 +319,7 @@ def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, sett
     state.optimizer.zero_grad(set_to_none=True)
     state.progress = BestSoFar(**plain["progress"])
     state.rows_limit = plain["rows_limit"]
-    state.evaluation_due = bool(plain.get("evaluation_due", False))
+    state.evaluation_due = plain["evaluation_due"]
     if state.loss_scale is not None and plain["loss_scale"] is not None:
         state.loss_scale.scale.fill_(plain["loss_scale"][0])
         state.loss_scale.good_steps.fill_(plain["loss_scale"][1])

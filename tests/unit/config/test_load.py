@@ -185,31 +185,10 @@ def test_likely_guess_suggests_the_option(name: str, wanted: str) -> None:
     assert problems_of(None, {name: "x"}) == (f"--{name}: unknown option. Did you mean {wanted!r}?",)
 
 
-def test_run_yaml_of_an_earlier_version_loads(write: Any, caplog: pytest.LogCaptureFixture) -> None:
-    removed = (
-        "config_name: null\ntorch_compile: false\nsave_only_model: false\nweights_only: false\neval_on_start: false\n"
+def test_refused_option_names_its_replacement() -> None:
+    assert problems_of(None, {"dataloader_drop_last": "true"}) == (
+        "--dataloader_drop_last: the last batch of an epoch is always used",
     )
-    removed += "logging_strategy: steps\nproject: tunesmith\nshuffle_window: 50\ndataloader_pin_memory: true\nfsdp_config: {}\n"
-    removed += "pad_to_max_length: false\neval_delay: 0\nearly_stopping_threshold: 0.0\ngreater_is_better: null\n"
-    removed += "dataloader_num_workers: 0\nauto_find_batch_size: true\ntoken_budget: null\nallow_single_label: false\n"
-    removed += "dataloader_drop_last: false\nmax_predict_samples: null\n"
-    assert load_config(write(removed), need_data=False) == RunConfig()
-    assert caplog.messages == []
-
-
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("token_budget", "per_device_train_batch_size"),
-        ("max_predict_samples", "max_eval_samples"),
-        ("allow_single_label", "second label"),
-        ("dataloader_drop_last", "always used"),
-    ],
-)
-def test_removed_option_names_its_replacement(name: str, instead: str) -> None:
-    [problem] = problems_of(None, {name: "7"})
-    assert problem.startswith(f"--{name}: ")
-    assert instead in problem
 
 
 def test_resume_from_checkpoint_refuses_a_folder() -> None:
