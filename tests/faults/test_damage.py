@@ -119,7 +119,7 @@ def test_run_without_intact_checkpoint_is_refused(bench: Any, copy: Path) -> Non
     assert sorted(p.name for p in copy.rglob("*")) == before
 
 
-def test_best_rotated_away_by_a_damaged_checkpoint_is_found_again(bench: Any, folder: Path) -> None:
+def test_best_deleted_for_a_damaged_checkpoint_is_repeated(bench: Any, folder: Path) -> None:
     engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:12"}, options={"keep": 2})
     run = RunDir(folder)
     best = [json.loads((c / "state.json").read_text())["progress"]["step"] for c in run.checkpoints()]
