@@ -32,29 +32,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the scores and return the exit code."""
-    import numpy as np
-
     from tunesmith.cli.console import Console
-    from tunesmith.data.read import read_labeled
-    from tunesmith.data.rows import Columns, input_columns
     from tunesmith.errors import DataError
 
     console = Console()
     facts = read_model_facts(args)
-    text = text_columns(args, facts, args.test_file)
-    columns = Columns(text, args.label_column_name or facts.label_column or "label", facts.labels.task)
-    dataset = read_labeled(
+    texts, labels = facts.read_labeled(
         Path(args.test_file),
-        columns=columns,
-        labels=facts.labels,
+        text_columns(args, facts, args.test_file),
+        args.label_column_name,
         reading=Reading.of(args),
         merge_label_variants=args.merge_label_variants,
     )
     suite = facts.suite(args.metric_name.split(",") if args.metric_name else None)
     predictor = load_predictor(args)
-    texts = [dataset[name][:] for name in input_columns(text)]
     logits = predict_on_console(predictor, texts, console, max_rows=args.batch_size, what="evaluating")
-    scores = suite.compute_with_intervals(logits, np.asarray(dataset["labels"]))
+    scores = suite.compute_with_intervals(logits, labels)
     if next(iter(scores.values())).n == 0:
         raise DataError("contains no labeled row", where=args.test_file)
     if args.json:

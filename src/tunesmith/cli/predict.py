@@ -242,17 +242,10 @@ def load_predictor(args: argparse.Namespace, *, threads: int | None = None) -> A
 
 def _calibrate(predictor: Any, args: argparse.Namespace) -> Any:
     """Read the labeled examples of --calibration_file, on which thresholds are chosen."""
-    import numpy as np
-
-    from tunesmith.data.read import read_labeled
-    from tunesmith.data.rows import Columns, input_columns
-
-    facts = predictor.facts
-    text = text_columns(args, facts, args.calibration_file)
-    columns = Columns(text, args.label_column_name or facts.label_column or "label", facts.labels.task)
-    dataset = read_labeled(Path(args.calibration_file), columns=columns, labels=facts.labels, reading=Reading.of(args))
-    texts = [list(dataset[name]) for name in input_columns(text)]
-    return predictor.with_calibration(texts, np.asarray(dataset["labels"]))
+    file, facts = args.calibration_file, predictor.facts
+    text = text_columns(args, facts, file)
+    found = facts.read_labeled(Path(file), text, args.label_column_name, reading=Reading.of(args))
+    return predictor.with_calibration(*found)
 
 
 def chosen_names(args: argparse.Namespace, facts: Any) -> tuple[str, ...]:

@@ -27,8 +27,7 @@ import numpy.typing as npt
 from tunesmith import __version__
 from tunesmith.config.load import load_config
 from tunesmith.data.batches import padding_of
-from tunesmith.data.read import read_labeled
-from tunesmith.data.rows import Columns, input_columns
+from tunesmith.data.rows import input_columns
 from tunesmith.data.tokenize import encode_texts
 from tunesmith.errors import ConfigError, NumericsError, ResourceError, TunesmithError, short_text
 from tunesmith.files import disk_error, make_folder, write_new
@@ -265,29 +264,26 @@ def rows_of_run(run: RunDir, facts: ModelFacts) -> EvidenceRows:
         raise ConfigError(problem, where=str(run.path), fix="Set --test_file.") from None
     assert facts.text_columns is not None
     for split in ("test", *(name for name in bundle.splits if name.startswith("validation"))):
-        if split in bundle.splits:
-            texts, labels = _labeled(bundle.splits[split], facts)
-            if len(labels):
-                return EvidenceRows(split, texts, labels)
+        if (part := bundle.splits.get(split)) is not None:
+            texts = [part[name][:] for name in input_columns(facts.text_columns)]
+            if len(rows := _labeled(split, texts, np.asarray(part["labels"]))):
+                return rows
     raise ConfigError("has no labeled test or validation row", where=str(run.path), fix="Set --test_file.")
 
 
 def rows_of_file(test_file: str, facts: ModelFacts) -> EvidenceRows:
     """Read rows from a file: for a model folder that is not in its run."""
-    columns = Columns(facts.text_columns or ("text",), facts.label_column or "label", facts.labels.task)
-    texts, labels = _labeled(read_labeled(Path(test_file), columns=columns, labels=facts.labels), facts)
-    if not len(labels):
+    rows = _labeled("test", *facts.read_labeled(Path(test_file)))
+    if not len(rows):
         raise ConfigError("has no labeled row", where=test_file)
-    return EvidenceRows("test", texts, labels)
+    return rows
 
 
-def _labeled(dataset: Any, facts: ModelFacts) -> tuple[list[list[str]], npt.NDArray[Any]]:
-    labels = np.asarray(dataset["labels"])
+def _labeled(split: str, texts: list[list[str]], labels: npt.NDArray[Any]) -> EvidenceRows:
     known = np.isfinite(labels) if labels.dtype.kind == "f" else labels >= 0
     known = known.all(axis=1) if known.ndim == 2 else known
     rows = np.flatnonzero(known)[:MAX_ROWS]
-    some = dataset.select(rows.tolist())
-    return [list(some[name]) for name in input_columns(facts.text_columns or ("text",))], labels[rows]
+    return EvidenceRows(split, [[column[k] for k in rows] for column in texts], labels[rows])
 
 
 # Comparison with the original

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import numpy as np
+import numpy.typing as npt
+
 from tunesmith.data.tokenize import LongTexts
 from tunesmith.errors import ConfigError
 from tunesmith.files import BadFile, read_json, write_new
@@ -51,6 +54,18 @@ class ModelFacts:
         known = self.labels
         names = names or self.metrics
         return make_suite(known.task, names=names, positive_name=known.positive_name, thresholds=known.thresholds)
+
+    def read_labeled(
+        self, source: Any, text: tuple[str, ...] = (), label: str | None = None, **reading: Any
+    ) -> tuple[list[list[str]], npt.NDArray[Any]]:
+        """Return the texts by column and the label ids of a table; columns are by default those of training."""
+        from tunesmith.data.read import read_labeled
+        from tunesmith.data.rows import Columns, input_columns
+
+        text = text or self.text_columns or ("text",)
+        columns = Columns(text, label or self.label_column or "label", self.labels.task)
+        dataset = read_labeled(source, columns=columns, labels=self.labels, **reading)
+        return [dataset[name][:] for name in input_columns(text)], np.asarray(dataset["labels"])
 
     @property
     def example(self) -> str:

@@ -439,15 +439,9 @@ class RunResult:
 
     def evaluate(self, data: Any) -> dict[str, Score]:
         """Return every metric with its interval on labeled rows, a table as for training."""
-        from tunesmith.data.read import read_labeled
-        from tunesmith.data.rows import Columns, input_columns
-
         facts = self.predictor.facts
-        text, known = tuple(facts.text_columns or ()), facts.labels
-        dataset = read_labeled(data, columns=Columns(text, facts.label_column or "label", known.task), labels=known)
-        found = [list(dataset[name]) for name in input_columns(text)]
-        logits = self.predictor.predict_texts(found).logits
-        scores = facts.suite().compute_with_intervals(logits, dataset.with_format("numpy")["labels"][:])
+        texts, labels = facts.read_labeled(data)
+        scores = facts.suite().compute_with_intervals(self.predictor.predict_texts(texts).logits, labels)
         if next(iter(scores.values())).n == 0:
             raise DataError("no row has a label", fix="Pass labeled rows.")
         return scores
