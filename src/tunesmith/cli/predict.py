@@ -94,7 +94,11 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
     found = make_predictions(predictor.probabilities(texts, pairs), predictor.facts.labels)
     for number, one in enumerate(found):
         shown = texts[number] if pairs is None else f"{texts[number]} | {pairs[number]}"
-        label = one.label if one.answered else f"{one.label} (not answered: below the threshold of --max_error)"
+        label = (
+            one.label
+            if one.answered is not False
+            else f"{one.label} (not answered: below the threshold of --max_error)"
+        )
         print(f"{shown}: {label}" if len(texts) > 1 else label)
         for label, value in one.best(args.top_k):
             print(f"  {label}  {value:.4f}")

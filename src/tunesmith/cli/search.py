@@ -52,16 +52,15 @@ def run(args: argparse.Namespace) -> int:
 
 def print_search(found: SearchResult) -> None:
     """Print the best trials, the best one compared with the first, and the next commands."""
-    done = [one for one in found.records if one.state == "complete" and one.value is not None]
-    counts = {state: sum(one.state == state for one in found.records) for state in ("complete", "pruned", "failed")}
+    done = [one for one in found.trials if one.state == "complete" and one.value is not None]
+    counts = {state: sum(one.state == state for one in found.trials) for state in ("complete", "pruned", "failed")}
     print(f"\n{', '.join(f'{n} {state}' for state, n in counts.items())}; {found.seconds:.0f} s")
     for one in sorted(done, key=lambda one: (-(one.value or 0.0), one.number))[:SHOWN]:
         options = ", ".join(f"{name} {value}" for name, value in one.options.items()) or "your config"
         print(f"  trial {one.number:<4} {found.metric} {abs(one.value or 0.0):.4f}  {options}")
-    if found.verdict is not None:
-        print(f"\nbest trial (B) vs. your config (A, trial 0): {found.verdict}")
-        print("This score is optimistic because these examples selected the trial. Confirm it on a test set.")
-    left = [one.number for one in found.records if one.state == "running"]
+    if found.best:
+        print("\nThe best score is optimistic because these examples selected the trial. Confirm it on a test set.")
+    left = [one.number for one in found.trials if one.state == "running"]
     if not found.finished:
         print(f"\nunfinished trials: {len(left)}. The time budget is spent; resume with a larger --time_budget")
     if found.best is None:

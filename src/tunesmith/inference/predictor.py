@@ -107,7 +107,7 @@ class Predictor:
         probabilities = self.probabilities(texts, pairs)
         names = predicted_names(probabilities, self.facts.labels)
         answered = answered_rows(probabilities, self.facts.labels)
-        return [name if sure else None for name, sure in zip(names, answered, strict=True)]
+        return [None if sure is False else name for name, sure in zip(names, answered, strict=True)]
 
     def abstaining(self, max_error: float, *, per_class: bool = False) -> Predictor:
         """Return a predictor that answers only if it is sure enough for an error rate of at most `max_error`.

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -116,13 +117,14 @@ def _strings(values: Any, name: str) -> tuple[str, ...]:
 # Model
 
 
-def load_on_cpu(folder: Path) -> Any:
-    """Load a model on the CPU; a GPU is left to training."""
+def load_on_cpu(folder: Path, max_error: float | None = None, per_class: bool = False) -> Any:
+    """Load a model on the CPU; a GPU is left to training. With `max_error`, it abstains."""
     from tunesmith.inference.predictor import Predictor
 
     for name in ("transformers", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    return Predictor.load(folder, use_cpu=True)
+    model = Predictor.load(folder, use_cpu=True)
+    return model if max_error is None else model.abstaining(max_error, per_class=per_class)
 
 
 class LiveModel:
@@ -136,15 +138,9 @@ class LiveModel:
         folder: Path,
         load: Callable[[Path], Any] = load_on_cpu,
         *,
-        max_error: float | None = None,
-        per_class: bool = False,
         on_reload: Callable[[str | None], None] = lambda problem: None,
     ) -> None:
-        self.folder = folder
-        self.max_error = max_error
-        self._load = (
-            load if max_error is None else lambda folder: load(folder).abstaining(max_error, per_class=per_class)
-        )
+        self.folder, self._load = folder, load
         self._on_reload = on_reload
         self._lock = threading.Lock()
         self._model: Any = None
@@ -206,10 +202,8 @@ class Batcher:
                 found = await self.classify(given)
         except TimeoutError:
             raise retry_later(503, f"no answer within {ANSWER_SECONDS:.0f} seconds") from None
-        results: list[dict[str, Any]] = [{"label": one.label, "scores": one.best(given.top_k)} for one in found]
-        if self.model.max_error is not None:
-            results = [{**result, "answered": one.answered} for result, one in zip(results, found, strict=True)]
-        return JSONResponse({"results": results})
+        results = [{"label": one.label, "scores": one.best(given.top_k), "answered": one.answered} for one in found]
+        return JSONResponse({"results": [{k: v for k, v in one.items() if v is not None} for one in results]})
 
     async def classify(self, given: Texts) -> list[Prediction]:
         """Return one prediction per text; raise an HTTPException if the queue is full or the model cannot process a text."""
@@ -318,9 +312,8 @@ class PredictionService(Service):
             self.facts.abstaining(max_error, per_class=per_class)
         self.metrics = Metrics()
         self.ready = False
-        self.batcher = batcher or Batcher(
-            LiveModel(self.folder, max_error=max_error, per_class=per_class, on_reload=self._reloaded)
-        )
+        load = partial(load_on_cpu, max_error=max_error, per_class=per_class)
+        self.batcher = batcher or Batcher(LiveModel(self.folder, load, on_reload=self._reloaded))
 
     def routes(self) -> list[Route]:
         """Return all routes of the service."""

@@ -177,8 +177,8 @@ class Prediction:
 
     label: Any
     probabilities: dict[str, float]
-    answered: bool = True
-    """Whether the confidence reaches the threshold of `Predictor.abstaining`."""
+    answered: bool | None = None
+    """Whether the confidence reaches the threshold of `Predictor.abstaining`; None if the model doesn't abstain."""
 
     def best(self, top_k: int | None = None) -> list[tuple[str, float]]:
         """Return (label name, probability), the most probable first, at most `top_k`."""
@@ -193,12 +193,12 @@ def make_predictions(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[
     return [Prediction(label, dict(zip(names, row, strict=False)), sure) for label, row, sure in rows]
 
 
-def answered_rows(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[bool]:
-    """Return which rows are answered: all of them unless the model abstains."""
+def answered_rows(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[bool | None]:
+    """Return which rows are answered; None for all of them if the model doesn't abstain."""
     if labels.abstention is None:
-        return [True] * len(probabilities)
+        return [None] * len(probabilities)
     predicted = choose_labels(probabilities, labels.task, labels.thresholds)
-    found: list[bool] = labels.abstention.answers(probabilities, predicted).tolist()
+    found: list[bool | None] = labels.abstention.answers(probabilities, predicted).tolist()
     return found
 
 

@@ -26,7 +26,6 @@ from tunesmith.events import Evaluated, Event, RunStarted
 from tunesmith.files import make_folder, open_in_place, user_files, write_file
 from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.pipeline.train import RunObserver, finetune
-from tunesmith.report.compare import compare_runs
 from tunesmith.runs.folder import (
     SEARCH_RESULT,
     RunDir,
@@ -153,12 +152,10 @@ class SearchResult:
 
     path: Path
     metric: str | None
-    records: tuple[TrialRecord, ...]
+    trials: tuple[TrialRecord, ...]
     best: int | None
     seconds: float
     finished: bool
-    verdict: str | None
-    """The paired test of the best trial against the first one, in words."""
 
 
 def search_options(config: RunConfig, plan: SearchPlan, observer: RunObserver) -> SearchResult:
@@ -279,17 +276,13 @@ def _keep_best_weights(records: Sequence[TrialRecord], folder: Path) -> None:
 
 def _conclude(records: Sequence[TrialRecord], folder: Path, clock: Clock, finished: bool) -> SearchResult:
     best = _best_of(records)
-    metric = verdict = None
+    number, metric = None, None
     if best is not None:
-        path = trial_folder(folder, best.number)
-        metric, _ = trial_score(RunDir(path))
-        if best.number != 0 and records[0].state == "complete":
-            verdict = compare_runs([trial_folder(folder, 0), path], split="validation").tests[0].sentence
-    number = None if best is None else best.number
-    table: dict[str, Any] = {"metric": metric, "best": number, "compared_with_first": verdict, "seconds": clock.spent()}
-    table |= {"finished": finished, "trials": [asdict(one) for one in records]}
+        number, (metric, _) = best.number, trial_score(RunDir(trial_folder(folder, best.number)))
+    found = SearchResult(folder, metric, tuple(records), number, clock.spent(), finished)
+    table = {**asdict(found), "path": str(folder)}
     write_file(folder / SEARCH_RESULT, json.dumps(table, indent=1).encode())
-    return SearchResult(folder, metric, tuple(records), number, table["seconds"], finished, verdict)
+    return found
 
 
 @dataclass
