@@ -48,7 +48,6 @@ _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]
 _SEPARATOR = re.compile(r"(?<=[_./\\:=])")
 _BODY = "<body>\n"
 STREAM_HEADERS = {"x-accel-buffering": "no"}
-MAX_DRAWING = 20
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FRESH_SECONDS = 60
 """A run without a lock file whose event log grew within this time counts as running: Trainer scripts may not take a lock."""
@@ -79,7 +78,6 @@ class Board(Service):
         self._closed = asyncio.Event()
         self._watching = 0
         self._pen = asyncio.Lock()
-        self._drawing = 0
 
     def routes(self) -> list[Route]:
         """Return all routes of the board."""
@@ -129,14 +127,8 @@ class Board(Service):
 
     async def _draw(self, make: Callable[[], str]) -> Response:
         """Draw a slow page, one at a time: matplotlib is not thread-safe, and the threads that look up runs stay free."""
-        if self._drawing >= MAX_DRAWING:
-            raise retry_later(503, "too many reports are being drawn")
-        self._drawing += 1
-        try:
-            async with self._pen:
-                return _page(await asyncio.to_thread(make))
-        finally:
-            self._drawing -= 1
+        async with self._pen:
+            return _page(await asyncio.to_thread(make))
 
     async def _list_events(self, request: Request) -> Response:
         shown: list[dict[str, Any]] | None = None
@@ -497,7 +489,7 @@ def _line(line: PanelLine) -> dict[str, Any]:
     return {
         "name": line.name,
         "kind": line.kind,
-        "color": "train" if line.side == "train" else "val",
+        "color": "val" if line.kind == "points" else "train",
         "x": thin.step.tolist(),
         "y": [rounded(v) for v in thin.value.tolist()],
     }

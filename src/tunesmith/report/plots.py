@@ -45,17 +45,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """`runs` are the line colors, in order; the first two are training and validation when one run is drawn."""
+    """`runs` are the line colors, in order; pictures of one run draw training and validation in the first two."""
 
     background: str
     text: str
     muted: str
     grid: str
     runs: tuple[str, ...]
-
-    def side(self, name: Literal["train", "validation"]) -> str:
-        """Return the color of values measured on training or on validation examples."""
-        return self.runs[0 if name == "train" else 1]
 
 
 LIGHT = Theme(
@@ -72,6 +68,7 @@ DARK = Theme(
     grid="#2a323d",
     runs=("#6cb2f7", "#ff9d5c", "#5fd08a", "#c99bf2", "#e3c04f", "#f78fb8", "#4fd1c5", "#a8b3c0"),
 )
+VALIDATION = LIGHT.runs[1]
 
 
 def darken(svg: bytes) -> bytes:
@@ -82,16 +79,14 @@ def darken(svg: bytes) -> bytes:
 
 
 LineKind = Literal["raw", "smooth", "points", "dashed"]
-PanelSide = Literal["train", "validation"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelLine:
-    """One curve of a panel. `kind`: how it is drawn; `side`: the examples that it was measured on."""
+    """One curve of a panel. `kind`: how it is drawn; points were measured on validation examples, other lines in training."""
 
     name: str
     kind: LineKind
-    side: PanelSide
     series: Series
 
 
@@ -114,17 +109,17 @@ def main_panels(curves: Curves, metric: str | None = None) -> list[Panel]:
     """Return the panels to show first: loss and metric. `metric` defaults to the main metric."""
     loss, unseen = curves.train_loss, curves.metric("validation", "loss")
     lines: tuple[PanelLine, ...] = (
-        PanelLine("training", "raw", "train", loss),
-        PanelLine("smoothed", "smooth", "train", loss.smoothed()),
-        PanelLine("validation", "points", "validation", unseen),
+        PanelLine("training", "raw", loss),
+        PanelLine("smoothed", "smooth", loss.smoothed()),
+        PanelLine("validation", "points", unseen),
     )
     panels = [Panel("loss", "Loss", lines, "loss")]
     metric = metric or curves.main_metric()
     if metric:
         seen, unseen = curves.metric("train_sample", metric), curves.metric("validation", metric)
         lines = (
-            PanelLine("training sample", "dashed", "train", seen),
-            PanelLine("validation", "points", "validation", unseen),
+            PanelLine("training sample", "dashed", seen),
+            PanelLine("validation", "points", unseen),
         )
         panels.append(Panel("metric", metric[:1].upper() + metric[1:].replace("_", " "), lines, metric))
     return panels
@@ -138,9 +133,9 @@ def more_panels(curves: Curves) -> list[Panel]:
         ("norm", "Gradient norm (before clipping)", curves.grad_norm, True),
         ("speed", "Real tokens per second", curves.tokens_per_second, True),
     ):
-        lines = [PanelLine(title.lower(), "raw" if noisy else "smooth", "train", series)]
+        lines = [PanelLine(title.lower(), "raw" if noisy else "smooth", series)]
         if noisy:
-            lines.append(PanelLine("smoothed", "smooth", "train", series.smoothed()))
+            lines.append(PanelLine("smoothed", "smooth", series.smoothed()))
         panels.append(Panel(key, title, tuple(lines)))
     return [panel for panel in panels if not panel.is_empty]
 
@@ -234,7 +229,7 @@ def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel]) -> N
     style_axes(axes, title=title, x_label="step" if alone or key not in OVERLAID else f"step ({OVERLAID[key]})")
     for index, (run, panel) in enumerate(zip(runs, panels, strict=True)):
         for line in panel.lines:
-            color = LIGHT.side(line.side) if alone else LIGHT.runs[index % len(LIGHT.runs)]
+            color = LIGHT.runs[line.kind == "points" if alone else index % len(LIGHT.runs)]
             label = None
             if not alone:
                 label = run.name if line.kind == "points" else None
@@ -302,18 +297,9 @@ def _mark_best(axes: Axes, run: Curves, metric: str) -> None:
 def _mark_gaps(axes: Axes, run: Curves) -> None:
     """Draw a cross on the axis at steps with a NaN or infinite loss or gradient."""
     bad = np.isin(run.train_loss.step, run.non_finite) | ~np.isfinite(run.train_loss.value)
-    if bad.any():
-        at = run.train_loss.step[bad][:200]
-        line = axes.get_xaxis_transform()
-        axes.plot(
-            at,
-            [0.02] * len(at),
-            "x",
-            color=LIGHT.side("validation"),
-            transform=line,
-            label="NaN or infinite",
-            clip_on=False,
-        )
+    if len(at := run.train_loss.step[bad][:200]):
+        look: dict[str, Any] = {"color": VALIDATION, "transform": axes.get_xaxis_transform(), "clip_on": False}
+        axes.plot(at, [0.02] * len(at), "x", label="NaN or infinite", **look)
 
 
 def _limit_loss(axes: Axes, runs: Sequence[Curves]) -> None:
@@ -446,7 +432,7 @@ def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
 
     def draw(axes: Axes) -> None:
         style_axes(axes, title="Accuracy", x_label="confidence")
-        color, middle = LIGHT.side("validation"), [(b.low + b.high) / 2 for b in bins]
+        color, middle = VALIDATION, [(b.low + b.high) / 2 for b in bins]
         height, wide = [b.accuracy for b in bins], [0.84 * (b.high - b.low) for b in bins]
         axes.bar(middle, height, width=wide, color=color, alpha=0.3, linewidth=0)
         spread = [[b.accuracy - b.accuracy_low for b in bins], [b.accuracy_high - b.accuracy for b in bins]]
@@ -470,7 +456,7 @@ def coverage_chart(curve: Sequence[tuple[float, float]]) -> Chart:
 
     def draw(axes: Axes) -> None:
         style_axes(axes, title="Error rate of answered examples", x_label="share of answered examples")
-        axes.plot(share, error, color=LIGHT.side("validation"), linewidth=1.8)
+        axes.plot(share, error, color=VALIDATION, linewidth=1.8)
         axes.set_xlim(0, 1.02)
         axes.set_ylim(bottom=0)
 
@@ -488,7 +474,7 @@ def value_chart(true: Floats, predicted: Floats) -> Chart:
 
     def draw(axes: Axes) -> None:
         style_axes(axes, title="Predicted", x_label="true value")
-        faint, color = max(0.15, min(0.7, 60 / len(some))), LIGHT.side("validation")
+        faint, color = max(0.15, min(0.7, 60 / len(some))), VALIDATION
         axes.scatter(true[some], predicted[some], s=14, color=color, alpha=faint, linewidths=0)
         axes.plot(ends, ends, color=LIGHT.muted, linewidth=1.3, linestyle=(0, (4, 3)), label="equal")
         draw_legend(axes)
