@@ -307,7 +307,7 @@ class RunIndex:
 
     def _row(self, key: str, run: RunDir, until: float) -> RunRow | None:
         live = self._live.setdefault(key, LiveRun(run))
-        live.poll(diagnose=time.monotonic() < until and has_no_links(run))
+        live.poll(diagnose=time.monotonic() < until)
         if live.version is None:
             return None
         scored = os.lstat(run.metrics_file).st_mtime_ns if is_plain(run.metrics_file) else 0
@@ -398,7 +398,7 @@ class LiveRun:
         self.updated = 0.0
         self._tail = ColumnsTail(run.journal_file)
         self._diagnosed: tuple[Any, ...] = ()
-        self._is_new = True
+        self._is_new, self._has_more = True, False
 
     def poll(self, *, diagnose: bool = True) -> bool:
         """Read new events; return whether there is anything new to show."""
@@ -408,17 +408,18 @@ class LiveRun:
             version, self.updated = (info.st_ino, info.st_size, info.st_mtime_ns), info.st_mtime
         except OSError:
             version, self.updated = None, 0.0
-        if self.problem is None or version != self.version:  # a damaged log is read again only if it changed
+        if version != self.version or self._has_more:
             self.version, self.problem = version, None
             try:
                 changed = self._tail.poll()
             except (TunesmithError, OSError) as error:
                 self.problem = str(error)
+        self._has_more = changed  # a poll reads a part of a long log
         if changed and self._tail.columns is not None:
             self.curves = build_curves(self._tail.columns, name=self.run.name)
         self.status = status_of(self.run, self.curves.ended if self.curves is not None else None, self.updated)
         self._is_new |= changed or before[0] != self.status
-        if diagnose and self._is_new and self.curves is not None:
+        if diagnose and self._is_new and self.curves is not None and has_no_links(self.run):
             self._is_new = False
             self._diagnose()
         return changed or before != (self.status, self.problem)
