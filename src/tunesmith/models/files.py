@@ -130,7 +130,7 @@ def _from_hub(
     reason = "downloads are not allowed" if not allow_download else "offline mode is on"
     if not offline:
         try:
-            info = ask_hub("model", name, revision, lambda: [*_cached_models(), *WELL_KNOWN])
+            info = ask_hub("model", name, revision, lambda: list(WELL_KNOWN))
         except ConnectionError as error:
             offline, reason = True, str(error)
         else:
@@ -145,7 +145,7 @@ def _from_hub(
             )
     except Exception as error:
         if offline:
-            nearest = did_you_mean(name, (*_cached_models(), *EMBEDDED_NAMES))
+            nearest = did_you_mean(name, WELL_KNOWN)
             fix = nearest or "Pass a local folder, or connect to the network and try again."
             problem = f"the model {name!r} is not (completely) on this machine and {reason}"
         else:
@@ -153,16 +153,6 @@ def _from_hub(
             problem = f"the download of the model {name} was interrupted ({short_text(error)})"
         raise ResourceError(problem, fix=fix) from error
     return Path(folder)
-
-
-def _cached_models() -> list[str]:
-    from huggingface_hub import constants
-
-    try:
-        folders = [p.name for p in Path(constants.HF_HUB_CACHE).iterdir()]
-    except OSError:
-        return []
-    return [f.removeprefix("models--").replace("--", "/") for f in sorted(folders) if f.startswith("models--")]
 
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")

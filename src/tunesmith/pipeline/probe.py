@@ -8,7 +8,7 @@ pairs: a fine-tuned encoder should beat both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.calibration import LabelNoise, estimate_label_noise
 from tunesmith.metrics.evidence import BestConstant, encode_rows, keep_rows
 from tunesmith.metrics.table import Suite
-from tunesmith.models.families import Pooling, last_linear, pooled_features, poolings_of, reads_linearly
+from tunesmith.models.families import Pooling, last_linear, pooled_features, poolings_of
 from tunesmith.models.load import LoadedModel
 from tunesmith.pipeline.train import PAIR_STAGE, RunObserver
 from tunesmith.speedups.apply import apply_speedups
@@ -86,8 +86,6 @@ class ProbeResult:
     pooling: Pooling
     why: str
     baselines: Baselines
-    read: Mapping[Pooling, torch.Tensor] = field(default_factory=dict)
-    """The input of the last linear layer for these examples, by pooling."""
     label_noise: LabelNoise | None = None
     """Estimated share of wrong training labels."""
 
@@ -116,8 +114,10 @@ def linear_probe(run: LoadedRun) -> ProbeResult | None:
     progress = partial(run.observer.progress, "linear probe")
     features = frozen_features(run, train.select(seen), progress)
     targets = torch.from_numpy(train.labels[seen])
-    read = {pooling: _pooled(run, features, pooling) for pooling in _candidates(run)}
-    fits = {name: fit_linear(some, targets, labels.task, len(labels)) for name, some in read.items()}
+    fits = {
+        pooling: fit_linear(_pooled(run, features, pooling), targets, labels.task, len(labels))
+        for pooling in _candidates(run)
+    }
     pooling, why = choose_pooling(fits)
     baselines: Baselines = {}
     predicted = [(fits[pooling].held_out.cpu().numpy(), train.labels[seen])]
@@ -138,7 +138,7 @@ def linear_probe(run: LoadedRun) -> ProbeResult | None:
         }
     single = labels.task in (Task.BINARY, Task.MULTICLASS)
     noise = estimate_label_noise(predicted, len(labels)) if single else None
-    return ProbeResult(seen, fits, pooling, why, baselines, read, noise)
+    return ProbeResult(seen, fits, pooling, why, baselines, noise)
 
 
 def rows_to_see(count: int) -> npt.NDArray[np.int64]:
@@ -234,19 +234,15 @@ def frozen_features(
     return FrozenFeatures(found["first"], found["mean"])
 
 
-def start_head(run: LoadedRun, probe: ProbeResult | None, pooling: Pooling) -> None:
-    """Initialize the last layer with a linear model of its inputs, the same on all ranks.
-
-    `probe` is None if the encoder has changed since the probe read the examples.
-    """
+def start_head(run: LoadedRun) -> None:
+    """Initialize the last layer with a linear model of its inputs, the same on all ranks."""
     model, rows = run.model, run.splits["train"]
     head = None
     if run.runtime.is_main:
         rows = rows.select(rows_to_see(len(rows)))
         assert rows.labels is not None
         rows = rows.select(np.flatnonzero(is_known(rows.labels)))
-        read = None if probe is None or not reads_linearly(model, pooling) else probe.read.get(pooling)
-        head = _fit_head(_inputs_of_head(run, rows) if read is None else read, rows.labels, run.bundle.labels)
+        head = _fit_head(_inputs_of_head(run, rows), rows.labels, run.bundle.labels)
     layer = last_linear(model)
     with torch.no_grad():
         for old, new in zip((layer.weight, layer.bias), run.runtime.gather_objects(head)[0], strict=True):

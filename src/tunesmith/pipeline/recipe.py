@@ -53,7 +53,6 @@ class Settled:
     label_noise: LabelNoise | None = None
     """Estimated share of wrong training labels."""
     resumed: bool = False
-    probe: ProbeResult | None = None
     pairs: PairReadings | None = None
 
 
@@ -85,8 +84,8 @@ def choose_recipe(run: LoadedRun, first: Decision | None = None) -> Settled:
         rate = config.decided.learning_rate
         warm_up_on_pairs(run, found.pairs, steps=config.pair_start, learning_rate=rate)
     if config.head_start == "on" and not resumed:
-        start_head(run, None if config.pair_start else found.probe, pooling)
-    return replace(found, probe=None, pairs=None)
+        start_head(run)
+    return replace(found, pairs=None)
 
 
 def _chosen_before(config: RunConfig) -> Settled | None:
@@ -137,7 +136,6 @@ def _choose(run: LoadedRun) -> Settled:
         probe.baselines if probe else {},
         probe.evidence(train, labels) if probe else None,
         probe.label_noise if probe else None,
-        probe=probe,
         pairs=pairs,
     )
 
