@@ -196,8 +196,6 @@ class RunConfig:
     """Weight of each label in the loss: balanced, or one number per label in id order."""
     move_thresholds: bool = False
     """Fit decision thresholds for F1 on the validation data. They are kept if the gain exceeds its standard error."""
-    nan_action: Literal["stop", "skip"] = "stop"
-    """Action on a NaN or infinite loss or gradient: stop the run, or skip the update. Both are recorded."""
     seed: Seed = 42
     """Random seed of the head, dropout, example order and split."""
     data_seed: Seed | None = None

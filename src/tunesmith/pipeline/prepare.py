@@ -209,7 +209,6 @@ def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validati
         schedule,
         seed=config.seed,
         max_grad_norm=config.max_grad_norm,
-        nan_action=config.nan_action,
         evaluate=evaluate,
         save=_save_calendar(config, steps, ends, evaluate),
         read_back_every=STEPS_A_READ if on_gpu else 1,

@@ -74,7 +74,8 @@ def train_events(
             clock.resume()
         step_before = state.step
         for window in batches.windows(epoch, skip):
-            pending.append(_step(state, window, plan))
+            rate, norm = lr_at(state.step, plan.schedule), plan.max_grad_norm
+            pending.append(train_step(state, window, learning_rate=rate, max_grad_norm=norm, seed=plan.seed))
             step = state.step
             while state.notes:
                 yield Note(step, state.notes.pop(0))
@@ -94,11 +95,6 @@ def train_events(
                 break
         empty = _count_empty(empty, batches, plan, state.step, step_before)
         epoch, skip = epoch + 1, 0
-
-
-def _step(state: TrainState, window: Window, plan: Plan) -> StepResult:
-    rate, hold = lr_at(state.step, plan.schedule), plan.nan_action == "stop"
-    return train_step(state, window, learning_rate=rate, max_grad_norm=plan.max_grad_norm, seed=plan.seed, hold=hold)
 
 
 def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began: int) -> int:

@@ -239,7 +239,7 @@ class RunWriter:
             self.journal.append(event)
         for listener in self.listeners:
             listener(event)
-        if isinstance(event, NonFinite) and self.plan.nan_action != "skip":
+        if isinstance(event, NonFinite):
             self._refuse(event)
         elif isinstance(event, Improved):
             self._improved = True

@@ -57,7 +57,6 @@ class Plan:
     schedule: Schedule
     seed: int
     max_grad_norm: float = 1.0
-    nan_action: Literal["stop", "skip"] = "stop"
     evaluate: Calendar = field(default_factory=lambda: Calendar("no"))
     save: Calendar = field(default_factory=lambda: Calendar("no"))
     read_back_every: int = 1

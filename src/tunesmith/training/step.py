@@ -56,11 +56,11 @@ class StepResult:
 
 
 def train_step(
-    state: TrainState, window: Window, *, learning_rate: float, max_grad_norm: float, seed: int, hold: bool = True
+    state: TrainState, window: Window, *, learning_rate: float, max_grad_norm: float, seed: int
 ) -> StepResult:
-    """Advance the state by one optimizer step. A NaN or infinite step leaves the weights unchanged.
+    """Advance the state by one optimizer step.
 
-    With `hold`, later steps leave them unchanged, too, until the host has read the result: the run is about to stop.
+    A NaN or infinite step leaves the weights unchanged, and so do later ones until the host has read its result.
     """
     state.require_whole("training cannot continue with them")
     if state.phase == "gradients":  # of a step that was interrupted
@@ -82,7 +82,7 @@ def train_step(
             objective.again = True
             with pushed(state.model, state.push):
                 _accumulate(state, batches, share, objective)
-        return _update(state, loss, rate, max_grad_norm, hold)
+        return _update(state, loss, rate, max_grad_norm)
 
     numbers = None
     if state.graphs is not None and state.rows_limit is None:
@@ -130,7 +130,7 @@ def micro_step(
     return loss.detach()
 
 
-def _update(state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: float, hold: bool) -> torch.Tensor:
+def _update(state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: float) -> torch.Tensor:
     """Clip, update and zero the gradients, without waiting for the device; return the step's numbers."""
     optimizer, scale = state.optimizer, state.loss_scale
     norm = torch.nn.utils.get_total_norm([p.grad for p in trained_parameters(optimizer) if p.grad is not None])
@@ -139,8 +139,7 @@ def _update(state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: fl
     bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(norm.dtype)
     # The scale affects only the backward pass: a NaN or infinite loss stays so with any scale.
     lasting = bad if scale is None else bad * (~torch.isfinite(loss) | scale.is_smallest)
-    if hold:
-        state.poisoned.copy_(torch.maximum(state.poisoned, lasting))
+    state.poisoned.copy_(torch.maximum(state.poisoned, lasting))
     skip = torch.maximum(state.poisoned, bad)
     if max_grad_norm > 0:
         # the coefficient of clip_grad_norm_, passed to the optimizer as a divisor: no extra pass over the gradients
