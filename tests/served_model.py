@@ -46,7 +46,7 @@ def make_sealed_run(folder: Path, seed: int) -> RunDir:
     """Write a run folder with an event log and a manifest, as `tunesmith serve` requires."""
     run = make_run(folder, seed)
     run.journal_file.touch()
-    write_manifest(run.model, {"kind": "model"}, {})
+    write_manifest(run.model, {"kind": "model"})
     return run
 
 

@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -68,11 +68,8 @@ _LEFTOVER = re.compile(
 """Exactly the names that this package writes, because an output_dir may contain other files."""
 
 
-def publish_folder(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any], *, bytes_needed: int = 0) -> None:
-    """Publish a folder that `fill` writes. After a failure, `target` is unchanged and nothing is left behind.
-
-    `fill` may return known SHA-256 hashes ({name: hex or a future of it}); those files are not read again.
-    """
+def publish_folder(target: Path, fill: Callable[[Path], None], meta: dict[str, Any], *, bytes_needed: int = 0) -> None:
+    """Publish a folder that `fill` writes. After a failure, `target` is unchanged and nothing is left behind."""
     tmp = _aside(target)
     require_own_target(target)
     try:
@@ -80,9 +77,9 @@ def publish_folder(target: Path, fill: Callable[[Path], Any], meta: dict[str, An
         remove_tree(tmp)
         tmp.mkdir()
         fault_point("save.begin")
-        known = fill(tmp)
+        fill(tmp)
         fault_point("save.filled")
-        write_manifest(tmp, meta, known if isinstance(known, dict) else {})
+        write_manifest(tmp, meta)
         fault_point("save.sealed")
         _publish(tmp, target)
     except BaseException as error:
@@ -275,20 +272,17 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_manifest(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]) -> None:
+def write_manifest(folder: Path, meta: dict[str, Any]) -> None:
     """Hash and fsync every file, then write the manifest.
 
     Threads hash while this one waits for the disk; only this thread changes the folder, in a fixed order.
     """
     files = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
     with ThreadPoolExecutor(max_workers=2) as pool:
-        hashes = {n: known[n] if n in known else pool.submit(hash_file, file) for n, file in files.items()}
+        hashes = {name: pool.submit(hash_file, file) for name, file in files.items()}
         for file in files.values():
             fsync_path(file)
-        entries = {
-            name: {"size": files[name].stat().st_size, "sha256": value if isinstance(value, str) else value.result()}
-            for name, value in hashes.items()
-        }
+        entries = {n: {"size": file.stat().st_size, "sha256": hashes[n].result()} for n, file in files.items()}
     write_new(folder / MANIFEST, manifest_bytes(meta, entries))
     fsync_path(folder / MANIFEST)
     for sub in sorted(p for p in folder.rglob("*") if p.is_dir()):

@@ -154,7 +154,7 @@ def make_runs(tmp_path: Path) -> Path:
     facts = {"text_columns": ["text"], "labels": {"names": ["short", "long"], "task": "binary"}}
     facts |= dict.fromkeys(("label_column", "max_length", "metrics"))
     (model / "tunesmith.json").write_text(json.dumps(facts))
-    write_manifest(model, {"kind": "model"}, {})
+    write_manifest(model, {"kind": "model"})
     (tmp_path / "secret.txt").write_text("SECRET")
     (root / "secret.txt").write_text("SECRET")
     return root
