@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -90,10 +91,8 @@ def export_row(source: Path, rows: Any, to: str, output: Path) -> dict[str, Any]
     except TunesmithError as error:
         return {"model": source.name, "format": to, "kept": "refused", "refused": str(error)}
     one = done.checked
-    networks = {
-        "ours": Predictor.load(source, use_cpu=True).network,
-        to: Predictor.load(output, threads=threads()).network,
-    }
+    os.environ["OMP_NUM_THREADS"] = str(threads())  # as many for onnxruntime as for torch
+    networks = {"ours": Predictor.load(source, use_cpu=True).network, to: Predictor.load(output).network}
     speed = rows_per_second(networks, rows.texts)
     taken = rows_per_second(networks, rows.texts, clock=time.process_time)
     shutil.rmtree(output)

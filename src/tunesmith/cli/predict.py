@@ -228,17 +228,16 @@ def read_model_facts(args: argparse.Namespace) -> Any:
     return read_facts(folder)
 
 
-def load_predictor(args: argparse.Namespace, *, threads: int | None = None) -> Any:
-    """Load the trained model of `args.run`; `threads` applies to a CPU."""
+def load_predictor(args: argparse.Namespace) -> Any:
+    """Load the trained model of `args.run`."""
     from tunesmith.inference.predictor import Predictor
 
-    load = partial(
-        Predictor.load, args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no", threads=threads
-    )
+    predictor = Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no")
     max_error = getattr(args, "max_error", None)
     if max_error is None:
-        return load()
-    predictor = load() if args.calibration_file is None else _calibrate(load(), args)
+        return predictor
+    if args.calibration_file is not None:
+        predictor = _calibrate(predictor, args)
     predictor = predictor.abstaining(max_error, per_class=args.max_error_per_class)
     print(predictor.facts.labels.abstention.line(), file=sys.stderr)
     return predictor

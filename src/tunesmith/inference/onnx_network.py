@@ -66,10 +66,10 @@ class GraphNetwork:
             raise ConfigError("the model does not support text pairs", where=str(self.folder))
 
 
-def load_graph_network(folder: Path, facts: ModelFacts, *, threads: int | None) -> GraphNetwork:
-    """Load the graph of a verified folder on the CPU. `threads` defaults to OMP_NUM_THREADS, else to all cores."""
+def load_graph_network(folder: Path, facts: ModelFacts) -> GraphNetwork:
+    """Load the graph of a verified folder on the CPU, with OMP_NUM_THREADS threads or one per core."""
     graph = read_graph_facts(folder)
-    threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
+    threads = int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
     infer = load_onnx(folder / GRAPH_FILE, threads)
     return GraphNetwork(folder, graph, infer, facts.long_texts, rendered=facts.rendered)
 

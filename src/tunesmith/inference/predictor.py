@@ -58,13 +58,8 @@ class Predictor:
     folder: Path
 
     @classmethod
-    def load(
-        cls, path: str | Path, *, use_cpu: bool = False, precision: Precision = "no", threads: int | None = None
-    ) -> Predictor:
-        """Load a run folder, an exported folder, or any model folder with a classification head.
-
-        `threads` sets the number of CPU threads of torch in the whole process.
-        """
+    def load(cls, path: str | Path, *, use_cpu: bool = False, precision: Precision = "no") -> Predictor:
+        """Load a run folder, an exported folder, or any model folder with a classification head."""
         seal = model_folder_of(path)
         folder = seal.folder
         if not seal.sealed:
@@ -76,11 +71,11 @@ class Predictor:
             if graph:
                 from tunesmith.inference.onnx_network import load_graph_network
 
-                network = load_graph_network(folder, facts, threads=threads)
+                network = load_graph_network(folder, facts)
             else:
                 from tunesmith.inference.torch_network import load_torch_network
 
-                network = load_torch_network(folder, facts, use_cpu=use_cpu, precision=precision, threads=threads)
+                network = load_torch_network(folder, facts, use_cpu=use_cpu, precision=precision)
         except ModuleNotFoundError as error:
             name_the_extra(error, str(folder), "" if graph else ", or export the model (`tunesmith export`).")
             raise

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tunesmith.data.batches import Collate, TokenRows, padding_of
 from tunesmith.data.tokenize import LongTexts, TokenEncoder, longest_allowed, make_token_encoder
@@ -63,12 +62,8 @@ class TorchNetwork:
         require_segments(self.tokenizer, vars(self.model.config), pair=text_columns == 2, where=self.model.name_or_path)
 
 
-def load_torch_network(
-    folder: Path, facts: ModelFacts, *, use_cpu: bool, precision: Precision, threads: int | None = None
-) -> TorchNetwork:
+def load_torch_network(folder: Path, facts: ModelFacts, *, use_cpu: bool, precision: Precision) -> TorchNetwork:
     """Load the model of a verified folder onto the device."""
-    if threads is not None:
-        torch.set_num_threads(threads)
     config = read_model_config(folder)
     tokenizer = load_tokenizer(folder)
     runtime = make_runtime(precision=precision, use_cpu=use_cpu)
