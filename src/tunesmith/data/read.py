@@ -59,12 +59,12 @@ from tunesmith.data.text_files import (
     SHOWN,
     SNIFFED_LINES,
     Dialect,
-    InputBytes,
     OnProgress,
     choose_dialect,
     delimited_blocks,
     has_quoted_cells,
     kind_of_file,
+    open_bytes,
     readable,
     refuse_other_content,
     sniff_dialect,
@@ -388,10 +388,16 @@ def read_source(
                 if kind in ("parquet", "arrow", "sheet"):
                     table, note = _read_binary(path, kind, origin, reading.sheet_name)
                 else:
-                    with InputBytes(path, origin, gzipped=gzipped, on_progress=on_progress) as stream:
-                        longest = MAX_ARRAY_CHARS if kind == "json" else MAX_RECORD_CHARS
+                    with open_bytes(path, gzipped=gzipped) as stream:
                         dialect = choose_dialect(kind, reading) if kind in ("csv", "tsv") else None
-                        lines = text_lines(stream, origin, encoding=reading.encoding, longest=longest, dialect=dialect)
+                        lines = text_lines(
+                            stream,
+                            origin,
+                            encoding=reading.encoding,
+                            longest=MAX_ARRAY_CHARS if kind == "json" else MAX_RECORD_CHARS,
+                            dialect=dialect,
+                            on_progress=on_progress,
+                        )
                         if dialect is not None:
                             table, note = _read_delimited(lines, origin, dialect, reading.skip_bad_rows)
                         else:

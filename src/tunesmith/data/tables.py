@@ -9,7 +9,7 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -295,11 +295,6 @@ def sheet_batches(path: Path, *, origin: str, sheet: str | None, facts: dict[str
     if not header:
         raise DataError("no sheet has rows", where=origin, fix="It needs a header and at least one row.")
     names = check_header(header, origin)
-    second = next(rows, None)
-    if second is not None and len(names) == 1 and len(second[1]) > 1:
-        fix = f"Delete the rows above row {second[0]} and save the sheet."
-        raise DataError(f"the first row is {names[0]!r}, a title, not a header", where=f"{origin}:{first}", fix=fix)
-    rows = chain([second] if second is not None else [], rows)
     while some := list(islice(rows, SHEET_ROWS)):
         for number, cells in some:
             if len(cells) > len(names):

@@ -111,63 +111,14 @@ def check_growth(unpacked: int, size: int, origin: str, most: int = sys.maxsize)
         raise DataError(problem, where=origin, fix="If you trust the file, write its rows as JSON lines or CSV.")
 
 
-REPORT_BYTES = 1 << 20
-
-
-class InputBytes(io.RawIOBase):
-    """The bytes of a file; gzip is unpacked within limits. `on_progress(bytes_done, bytes_total)` is called for every MB."""
-
-    def __init__(self, path: Path, origin: str, *, gzipped: bool, on_progress: OnProgress | None = None) -> None:
-        self.origin = origin
-        self._size = path.stat().st_size
-        self._file = path.open("rb")
-        self._bytes: Any = gzip.GzipFile(fileobj=self._file) if gzipped else self._file
-        self._gzipped = gzipped
-        self._at = 0
-        self._on_progress = on_progress
-        self._report_at = REPORT_BYTES
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-        super().close()
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the number of unpacked bytes before the next one."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a byte."""
-        self._at = self._bytes.seek(offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """Read some bytes into the buffer; return their number, 0 at the end."""
-        try:
-            count: int = self._bytes.readinto(buffer)
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            problem = f"the gzip file is damaged or truncated after {self._at:,} bytes ({error})"
-            raise DataError(problem, where=self.origin, fix="Make the file again, or copy it again.") from None
-        except OSError as error:
-            fix = "Check the disk, then run the same command again."
-            raise ResourceError(f"cannot be read ({error.strerror or error})", where=self.origin, fix=fix) from None
-        self._at += count
-        if self._gzipped:
-            check_growth(self._at, self._file.tell(), self.origin)
-        done = self._file.tell()
-        if self._on_progress is not None and (count == 0 or done >= self._report_at):
-            self._report_at = done + REPORT_BYTES
-            self._on_progress(done, self._size)
-        return count
+def open_bytes(path: Path, *, gzipped: bool) -> Any:
+    """Open a file for `text_lines`."""
+    return gzip.open(path) if gzipped else path.open("rb")
 
 
 @contextmanager
 def readable(path: Path, origin: str) -> Iterator[None]:
-    """Turn operating system errors about a file into errors of this package."""
+    """Turn errors of the operating system and of gzip about a file into errors of this package."""
     try:
         yield
     except FileNotFoundError:
@@ -181,10 +132,15 @@ def readable(path: Path, origin: str) -> Iterator[None]:
         raise DataError("is a folder, not a file", where=origin, fix="Pass the path of a file.") from None
     except PermissionError:
         raise ResourceError("no permission to read it", where=origin, fix="Check the owner and mode.") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        problem = f"the gzip file is damaged or truncated ({error})"
+        raise DataError(problem, where=origin, fix="Make the file again, or copy it again.") from None
     except OSError as error:
-        if error.errno not in _NO_FILE:
-            raise
-        raise DataError(f"cannot be opened ({error.strerror})", where=origin, fix="Pass the path of a file.") from None
+        if error.errno in _NO_FILE:
+            problem, fix = f"cannot be opened ({error.strerror})", "Pass the path of a file."
+            raise DataError(problem, where=origin, fix=fix) from None
+        problem, fix = f"cannot be read ({error.strerror or error})", "Check the disk, then run the same command again."
+        raise ResourceError(problem, where=origin, fix=fix) from None
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -203,17 +159,27 @@ MAX_ARRAY_CHARS = 256 << 20
 """The largest .json file that is not JSON lines; it is read whole."""
 
 
+REPORT_CHARS = 1 << 20
+
+
 def text_lines(
-    raw: Any, origin: str, *, encoding: str | None, longest: int = MAX_RECORD_CHARS, dialect: Dialect | None = None
+    raw: Any,
+    origin: str,
+    *,
+    encoding: str | None,
+    longest: int = MAX_RECORD_CHARS,
+    dialect: Dialect | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Iterator[str]:
     """Yield the lines of a binary stream with their ends (LF, CRLF or CR).
 
     Bytes that are not text and lines of more than `longest` characters are errors with their line and field.
+    `on_progress(bytes_done, bytes_total)` is called for every million characters of a file, and at its end.
     """
     codec, skip = choose_codec(raw.read(4), encoding, origin)
     raw.seek(skip)
     text = io.TextIOWrapper(raw, codec, newline="")
-    number = 0
+    number = seen = 0
     try:
         while line := text.readline(longest + 1):
             number += 1
@@ -226,7 +192,16 @@ def text_lines(
                 problem = f"a line of more than {longest >> 20} million characters"
                 fix = "Is this a text file with one record per line?"
                 raise DataError(problem, where=f"{origin}:{number}", fix=fix)
+            seen += len(line)
+            if seen > REPORT_CHARS:
+                seen, done = 0, getattr(raw, "fileobj", raw).tell()
+                if isinstance(raw, gzip.GzipFile):
+                    check_growth(raw.tell(), done, origin)
+                if on_progress is not None:
+                    on_progress(done, os.fstat(raw.fileno()).st_size)
             yield line
+        if on_progress is not None:
+            on_progress(*[os.fstat(raw.fileno()).st_size] * 2)
     except UnicodeDecodeError as error:
         offset = raw.tell() - len(error.object) + error.start
         before = io.StringIO(error.object[: error.start].decode(codec, "replace") + "?", newline="").readlines()
@@ -236,6 +211,9 @@ def text_lines(
         column = _field_at(before[-1] + rest, len(before[-1]) - 1, dialect) if is_whole else ""
         problem, fix = _describe(error, offset, codec)
         raise DataError(problem, where=f"{origin}:{number + len(before)}{column}", fix=fix) from None
+    finally:
+        if not raw.closed:
+            text.detach()  # the caller closes the file
 
 
 def _field_at(line: str, at: int, dialect: Dialect | None) -> str:
@@ -271,8 +249,7 @@ def _describe(error: UnicodeDecodeError, start: int, codec: str) -> tuple[str, s
     problem = f"byte 0x{bad.hex()} at byte offset {start} is not {codec} ({error.reason})"
     if codec != "utf-8":
         return problem, "Set the right --encoding."
-    guess, text = guess_encoding(bytes(error.object))
-    return problem, f"Set --encoding {guess} if {text!r} is the right text, or save the file as UTF-8."
+    return problem, "Save the file as UTF-8, or set its encoding, such as --encoding cp1252 for Western European files."
 
 
 def describe_nul(text: str) -> tuple[str, str]:
@@ -281,30 +258,6 @@ def describe_nul(text: str) -> tuple[str, str]:
         codec = "utf-16-be" if text.startswith("\0") else "utf-16-le"
         return "a NUL character", f"It looks like UTF-16 without a byte order mark: set --encoding {codec}."
     return "a NUL character", "Remove it; the file may be damaged."
-
-
-def guess_encoding(head: bytes) -> tuple[str, str]:
-    """Return the likely codec, and a few words of the first line with such bytes, decoded with it."""
-    codec = _guess(head)
-    line = next((part for part in head.splitlines() if not part.isascii()), b"")
-    at = next((k for k, byte in enumerate(line) if byte > 127), 0)
-    text = line.decode(codec, "replace")
-    start = len(line[:at].decode(codec, "replace"))
-    begin = max(text.rfind(mark, 0, start) for mark in ' ,;\t"') + 1
-    return codec, text[begin : begin + 24].strip()
-
-
-def _guess(head: bytes) -> str:
-    high = sum(byte > 127 for byte in head)
-    letters = sum(65 <= byte <= 90 or 97 <= byte <= 122 for byte in head)
-    if high * 2 < letters:  # Latin letters with some accents
-        return "cp1252"
-    try:
-        from charset_normalizer import from_bytes
-    except ImportError:
-        return "cp1252"
-    best = from_bytes(head).best()
-    return "cp1252" if best is None else str(best.encoding)
 
 
 # --- delimiters and header ---------------------------------------------------------------------------------------------
@@ -401,16 +354,6 @@ def _width(head: str, delimiter: str, *, quoting: bool) -> int:
     return widths.pop() if len(widths) == 1 else 0
 
 
-def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
-    """Refuse a header of one field that contains a different delimiter, unless the user set the delimiter."""
-    found = [mark for mark in DELIMITER_NAMES if mark != dialect.delimiter and mark in only]
-    if found and not dialect.sure:
-        likely = DELIMITER_NAMES[max(found, key=only.count)]
-        own = DELIMITER_NAMES.get(dialect.delimiter, repr(dialect.delimiter))
-        problem = f"the header is one field, {only[:60]!r}: fields seem to be separated by {likely}, not by {own}"
-        raise DataError(problem, where=f"{origin}:1", fix=f"Set --delimiter {likely}.")
-
-
 # --- records ----------------------------------------------------------------------------------------------------------
 
 BLOCK_ROWS = 10_000
@@ -442,8 +385,6 @@ def delimited_blocks(
         header = next(records, None)
     if header is None:
         raise DataError("the file is empty", where=origin, fix="It needs a header line and at least one row.")
-    if len(header[1]) == 1:
-        _check_delimiter(header[1][0], origin=origin, dialect=dialect)
     names = check_header(header[1], origin)
     rows = _without_blank_end(records) if len(names) > 1 else ((line, fields or [""]) for line, fields in records)
     refused: list[Record] = []
@@ -525,10 +466,7 @@ def _refuse(bad: list[Record], rows: int, width: int, *, origin: str, dialect: D
     shown = [f"  {origin}:{record[0]}: {_shape(record, width)}" for record in bad[:SHOWN]]
     more = [f"  and {len(bad) - SHOWN:,} more"] if len(bad) > SHOWN else []
     what = "\n".join([f"{len(bad):,} of {rows:,} rows do not match the header:", *shown, *more])
-    texts = [dialect.join(fields) for _, fields in bad[:1000]]
-    if sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts):
-        fix = "Fields are enclosed in '. Enclose them in \" instead."
-    elif can_skip:
+    if can_skip:
         fix = f"{fix} {_SKIP} (bad_rows.jsonl in the run folder lists them)."
     return DataError(what, where=origin, fix=f"\n{fix}")
 
@@ -553,7 +491,7 @@ def column_blocks(
     """Yield the columns of the next rows, in order. A JSON object without a key of its block has None there."""
     origin = str(path)
     dialect = None if kind == "jsonl" else choose_dialect(kind, reading)
-    with readable(path, origin), InputBytes(path, origin, gzipped=gzipped) as file:
+    with readable(path, origin), open_bytes(path, gzipped=gzipped) as file:
         lines = text_lines(file, origin, encoding=reading.encoding, dialect=dialect)
         yield from _column_blocks(lines, origin, dialect)
 

@@ -228,7 +228,6 @@ FILES = [
         'Write them as "" instead',
         headed("id,text,label\n", text('{i},"he said \\"{text}\\", and left",{ab}\n')),
     ),
-    asked("apostrophes.csv", "Fields are enclosed in '", headed("text,label\n", text("'{text}, yes','{ab}'\n"))),
     asked(
         "variants.csv", "--merge_label_variants", table({"text": sentence, "label": pick("Yes", "yes ", "No", "no")})
     ),
