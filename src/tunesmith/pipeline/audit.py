@@ -26,6 +26,7 @@ from tunesmith.files import write_new
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.calibration import estimate_label_noise
 from tunesmith.metrics.paired import compare_predictions
+from tunesmith.metrics.table import softmax
 from tunesmith.models.files import position_limit, read_config_file
 from tunesmith.pipeline.inputs import RunData, audit_texts, load_run_tokenizer, read_run_data
 from tunesmith.pipeline.train import RunObserver
@@ -124,7 +125,7 @@ def _cross_validate(features: Ints, ids: Ints, classes: int) -> Ints:
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
     largest = float(np.linalg.norm(features, 2)) ** 2 + 1e-9
-    model = RidgeClassifierCV(alphas=[share * largest for share in PENALTIES])
+    model = RidgeClassifierCV(alphas=largest * np.logspace(-4, 1, 11))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The least populated class")
         found = cross_val_predict(model, features, ids, cv=StratifiedKFold(FOLDS, shuffle=True, random_state=0))
@@ -146,9 +147,8 @@ def _judge(
         # TF-IDF has half the weight.
         sides = (frozen / max(float(frozen.std()), 1e-12), 0.5 * features / max(float(features.std()), 1e-12))
         features = np.concatenate(sides, axis=1)
-    suspects = rank_suspects(judge_labels(features, ids, labels), ids)
-    every = np.eye(len(labels))[ids]
-    noise = estimate_label_noise([(left_out(features, every, np.ones(len(ids))), ids)], len(labels))
+    logits = judge_labels(features, ids, labels)
+    suspects, noise = rank_suspects(logits, ids), estimate_label_noise([(logits, ids)], len(labels))
     where = review_file if suspects else None
     if where is not None:
         write_new(Path(where), format_review(suspects, checked, data.bundle.columns.text))
@@ -233,12 +233,10 @@ def embed_rows(
     return sides[0] if len(sides) == 1 else np.concatenate([np.abs(sides[0] - sides[1]), sides[0] * sides[1]], axis=1)
 
 
-PENALTIES = tuple(10.0 ** (power / 2) for power in range(-8, 3))
-"""Relative to the largest variance of the features."""
 WORD_FEATURES = 2**15
 WORD_SPACE = 256
-SURE = 0.15
-"""Rows with a smaller `share_of_given` are suspected label errors."""
+SURE = 0.2
+"""Rows are suspected label errors if their label has less than this share of its and the next label's probability."""
 
 
 @dataclass(frozen=True)
@@ -254,70 +252,30 @@ class Suspect:
 
 
 def judge_labels(features: Ints, ids: Ints, labels: LabelMap) -> Ints:
-    """Return the probability of each label for each row, from a model fitted without that row."""
-    targets, weights = np.eye(len(labels))[ids], np.ones(len(ids))
-    scores = left_out(features, targets, weights)
-    for _ in range(2):
-        weights = np.clip(2 * share_of_given(to_probabilities(scores, ids, weights), ids), 0.05, 1.0)
-        scores = left_out(features, targets, weights)
-    # All rows have equal weight here: with lower weights for doubtful rows, every prediction would look confident.
-    return to_probabilities(scores, ids, np.ones(len(ids)))
+    """Return logits of the linear probe's model, fitted without the row itself and the suspected errors of a first fit."""
+    import torch
+
+    from tunesmith.pipeline.probe import fit_linear
+
+    rows, given = torch.from_numpy(features), torch.from_numpy(ids)
+    first = fit_linear(rows, given, labels.task, len(labels)).held_out.numpy()
+    kept = np.setdiff1d(np.arange(len(ids)), [one.row for one in rank_suspects(first, ids)])
+    fitted = fit_linear(rows[kept], given[kept], labels.task, len(labels))
+    logits: Ints = fitted.logits(rows).numpy()
+    logits[kept] = fitted.held_out.numpy()
+    return logits
 
 
-def left_out(features: Ints, targets: Ints, weights: Ints) -> Ints:
-    """Return leave-one-out predictions of weighted ridge regression, with the penalty that has the smallest error."""
-    root = np.sqrt(weights / weights.mean())[:, None]
-    center = (weights[:, None] * features).sum(0) / weights.sum()
-    means = (weights[:, None] * targets).sum(0) / weights.sum()
-    x, y = (features - center).astype(np.float64) * root, (targets - means) * root
-    values, vectors = np.linalg.eigh(x.T @ x)
-    values = np.maximum(values, 0)
-    rotated = x @ vectors
-    products, squares = rotated.T @ y, rotated**2
-    best, found = np.inf, y
-    for share in PENALTIES:
-        inverse = 1 / (values + share * values[-1] + 1e-9)
-        leverage = np.minimum(squares @ inverse + root[:, 0] ** 2 / len(x), 1 - 1e-6)
-        miss = (y - rotated @ (inverse[:, None] * products)) / (1 - leverage[:, None])
-        error = float((miss**2).sum())
-        if error < best:
-            best, found = error, miss
-    predictions: Ints = targets - found / root
-    return predictions
-
-
-def to_probabilities(scores: Ints, ids: Ints, weights: Ints) -> Ints:
-    """Return the softmax of the scores, scaled to maximize the likelihood of the labels."""
-    best, found = np.inf, scores
-    for scale in (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0):
-        logits = scale * (scores - scores.max(axis=1, keepdims=True))
-        p = np.exp(logits)
-        p /= p.sum(axis=1, keepdims=True)
-        loss = -float((weights * np.log(np.maximum(p[np.arange(len(ids)), ids], 1e-6))).sum())
-        if loss < best:
-            best, found = loss, p
-    return found
-
-
-def share_of_given(probabilities: Ints, ids: Ints) -> Ints:
-    """Return the probability of the label relative to that of the most probable other one, from 0 to 1."""
-    rows = np.arange(len(ids))
-    own = probabilities[rows, ids]
-    rest = probabilities.copy()
-    rest[rows, ids] = -1.0
-    share: Ints = own / np.maximum(own + rest.max(axis=1), 1e-12)
-    return share
-
-
-def rank_suspects(judged: Ints, ids: Ints) -> list[Suspect]:
+def rank_suspects(logits: Ints, ids: Ints) -> list[Suspect]:
     """Return suspected label errors, the most likely ones first."""
-    # Ranked by the probability of the given label: `share_of_given` found fewer planted errors.
-    doubtful = int((share_of_given(judged, ids) < SURE).sum())
-    places = np.argsort(judged[np.arange(len(ids)), ids], kind="stable")[:doubtful]
-    best = judged.copy()
-    best[np.arange(len(ids)), ids] = -1.0
-    top = best.argmax(axis=1)
-    return [Suspect(int(r), int(top[r]), float(judged[r, ids[r]]), float(judged[r, top[r]])) for r in places]
+    rows, probabilities = np.arange(len(ids)), softmax(logits)
+    own = probabilities[rows, ids]
+    probabilities[rows, ids] = -1.0
+    top = probabilities.argmax(axis=1)
+    other = probabilities[rows, top]
+    # Ranked by the probability of the label: its share, which decides how many there are, found fewer planted errors.
+    places = np.argsort(own, kind="stable")[: int((own < SURE * (own + other)).sum())]
+    return [Suspect(int(r), int(top[r]), float(own[r]), float(other[r])) for r in places]
 
 
 def word_space(texts: Sequence[str], size: int = WORD_SPACE) -> Ints:
