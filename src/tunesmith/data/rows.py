@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -317,6 +319,8 @@ def read_prediction_columns(path: str | Path) -> dict[str, list[Any]]:
 
 LINE = "\n"
 """Ends a column in a rendered text; line breaks in cells become spaces."""
+DIGITS, DECIMAL = 3, re.compile(r"-?[0-9]{1,15}\.[0-9]+")
+"""Decimal numbers are rounded to that many significant digits, but not before the point (docs/research/more_columns.md)."""
 FEWEST_ROWS = 10
 """With fewer rows, a column can match the labels by chance."""
 
@@ -343,15 +347,28 @@ def cell_text(value: Any) -> str:
     return value.isoformat() if isinstance(value, (datetime, date, time)) else str(value)
 
 
+def round_decimal(cell: str) -> str:
+    """Return a decimal number with three significant digits, or all of those before the point; other cells unchanged."""
+    if not DECIMAL.fullmatch(cell) or not float(cell):
+        return cell
+    places = max(0, DIGITS - 1 - math.floor(math.log10(abs(float(cell)))))
+    if places >= len(cell.partition(".")[2]):
+        return cell
+    return f"{round(float(cell), places):.{max(1, places)}f}".rstrip("0").rstrip(".")
+
+
 def render_rows(names: Sequence[str], columns: Sequence[Sequence[Any]], where: str = "") -> list[str]:
-    """Return one text per row with a line `name: cell` for each column. Missing and blank cells are omitted."""
+    """Return one text per row with a line `name: cell` for each column. Missing and blank cells are omitted.
+
+    Decimal numbers are rounded, also those in text files.
+    """
     heads = [" ".join(name.split()) for name in names]
     texts = []
     for number, row in enumerate(zip(*columns, strict=True), start=1):
         lines = []
         for name, head, value in zip(names, heads, row, strict=True):
             try:
-                cell = " ".join(cell_text(value).split())
+                cell = round_decimal(" ".join(cell_text(value).split()))
             except TypeError as error:
                 raise DataError(f"column {name!r} contains {error}", where=f"{where} row {number}".strip()) from None
             if cell:

@@ -203,6 +203,30 @@ def test_cells_are_written_by_one_rule() -> None:
     assert texts == ["n: 3", "n: 2.5", "n: true", "", "", "", "n: 2024-05-01T00:00:00", "n: a b", "n: 007", "n: 4"]
 
 
+def test_decimal_numbers_keep_three_significant_digits() -> None:
+    cells = [30.685861, "-105.017928", 12345.67, -0.00012345, "1.10", 0.5, "0.0000", 123456, "1.2.3", "v 1.2345", 1e-5]
+    cells += [99.96, 30.0001, 10120.4, np.float32(0.1), "3.0"]
+    (text,) = render_rows([str(n) for n in range(len(cells))], [[cell] for cell in cells])
+    found = [line.partition(": ")[2] for line in text.split("\n")]
+    kept = ["1.10", "0.5", "0.0000", "123456", "1.2.3", "v 1.2345", "1e-05"]
+    assert found == ["30.7", "-105", "12346", "-0.000123", *kept, "100", "30", "10120", "0.1", "3.0"]
+
+
+def test_numbers_are_rounded_in_every_entry_point(home: Path, tmp_path: Path) -> None:
+    rows = [{"one": "a film", "day": 30.685861, "x": "good"}]
+    rounded = "one: a film\nday: 30.7\nx: good"
+    for folder in (home / "run", home / "run" / "export" / "onnx"):
+        predictor = Predictor.load(folder, use_cpu=True)
+        assert predictor.probabilities(rows) == pytest.approx(predictor.probabilities(rounded), abs=1e-6)
+    out = tmp_path / "out.csv"
+    words = ["--input", str(write_csv(tmp_path / "new.csv", rows)), "--output", str(out), "--use_cpu"]
+    assert main(["predict", str(home / "run"), *words]) == 0
+    expected = Predictor.load(home / "run", use_cpu=True).probabilities(rounded)[:, 1]
+    assert read_probabilities(out) == pytest.approx(expected, abs=1e-5)
+    bundle = load_data(train_data=[{**rows[0], "label": name} for name in "ab" * 5], text_column_names=NAMES)
+    assert bundle.parts["train"].source.dataset[0][",".join(NAMES)] == rounded
+
+
 def test_repeated_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'a' is named twice"):
         finetune(train_data=rows_of(20), text_column_names="a,x,a", output_dir=tmp_path / "run")
