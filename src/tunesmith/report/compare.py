@@ -18,7 +18,7 @@ from tunesmith.errors import ConfigError, DataError
 from tunesmith.events import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
-from tunesmith.metrics.table import DEFAULTS, Scale, canonical_name, greater_is_better, metric_names
+from tunesmith.metrics.table import DEFAULTS, canonical_name, greater_is_better, metric_names
 from tunesmith.report.build import diagnose_run, read_run_config, say_value
 from tunesmith.report.predictions import (
     Headline,
@@ -31,28 +31,11 @@ from tunesmith.runs.event_log import Curves
 from tunesmith.runs.folder import RunDir, load_curves, open_run, read_metrics, read_summary, verify_results
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pair:
-    """Two sets of predictions and one set of labels, row by row. `given_a` and `given_b` are what a metric takes:
-    probabilities (rows, classes), or ids or values by row; `decided` are the labels that each run gave, by its thresholds."""
+def compare_rows(a: PredictedRows, b: PredictedRows, *, split: str, metric: str) -> tuple[PairedResult, int]:
+    """Return the test of B against A on the same examples, and how many have different predictions (0 in regression).
 
-    task: Task
-    given_a: NDArray[Any]
-    given_b: NDArray[Any]
-    labels: NDArray[Any]
-    decided: tuple[NDArray[Any], NDArray[Any]]
-
-    @property
-    def disagreements(self) -> int:
-        """Number of examples with different predictions; 0 in regression."""
-        if self.task is Task.REGRESSION:
-            return 0
-        a, b = self.decided
-        return int((a != b).reshape(len(a), -1).any(axis=1).sum())
-
-
-def pair_sides(a: PredictedRows, b: PredictedRows, *, split: str) -> Pair:
-    """Return the examples of both in the order of A. A DataError reports how examples, labels or tasks differ."""
+    A DataError reports how examples, labels or tasks differ.
+    """
     if a.task is not b.task or set(a.names) != set(b.names):
         raise DataError(
             f"one run predicts {_say(a)}, the other {_say(b)}", fix="Only runs of one task can be compared row by row."
@@ -74,11 +57,16 @@ def pair_sides(a: PredictedRows, b: PredictedRows, *, split: str) -> Pair:
             f"{different} of {len(order)} {split} rows have a different label in the other run",
             fix="Train both on the same labels.",
         )
-    # Both as probabilities, or both as decisions when one run kept no probabilities.
+    differ = 0 if a.task is Task.REGRESSION else int((a.predicted != decided).reshape(len(order), -1).any(axis=1).sum())
+    # Both as probabilities, or both as decisions when one run kept no probabilities. Labels are those of the runs' thresholds.
     given_a, given_b = a.predicted, decided
     if a.probabilities is not None and b.probabilities is not None:
         given_a, given_b = a.probabilities, b.probabilities[order][:, [b.names.index(name) for name in a.names]]
-    return Pair(a.task, given_a, given_b, a.labels, (a.predicted, decided))
+    how: dict[str, Any] = {
+        "scores": "probabilities" if given_a.ndim == 2 else "logits",
+        "decisions": (a.predicted, decided),
+    }
+    return compare_predictions(given_a, given_b, a.labels, task=a.task, metric=metric, **how), differ
 
 
 def _keys(rows: PredictedRows) -> list[tuple[int, tuple[str, ...]]]:
@@ -224,12 +212,9 @@ def _test_all(
             if wanted not in shared:
                 raise DataError(_no_rows(wanted, sides, runs))
             first = sides[0][wanted]
-            pair = pair_sides(first, other[wanted], split=wanted)
             name = metric or main_metric(first.task, config)
-            scale: Scale = "probabilities" if pair.given_a.ndim == 2 else "logits"
-            given, decided = (pair.given_a, pair.given_b, pair.labels), pair.decided
-            found = compare_predictions(*given, task=pair.task, metric=name, scores=scale, decisions=decided)
-            results.append((found, with_seeds(found, pair.disagreements), pair.disagreements))
+            found, differ = compare_rows(first, other[wanted], split=wanted, metric=name)
+            results.append((found, with_seeds(found, differ), differ))
         except DataError as error:
             results.append(error)
     adjusted = _holm([None if isinstance(r, DataError) else r[1].p_value for r in results])
