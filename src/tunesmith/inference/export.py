@@ -15,7 +15,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -92,12 +92,6 @@ class Checked:
     paired: PairedResult
     refused: str | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dict for export.json."""
-        scores = {"score": self.score.to_json(), "original_score": self.original.to_json()}
-        plain = {key: value for key, value in vars(self).items() if key not in ("original", "score", "paired")}
-        return {**plain, **scores, "metric": self.paired.metric, "paired": self.paired.to_json()}
-
 
 @dataclass
 class Export:
@@ -148,7 +142,7 @@ class Export:
         write_new(folder / "README.md", self._card(start).encode())
         write_new(folder / "requirements.txt", runtime_requirements().encode())
         measured = {
-            "tried": [one.to_json() for one in self.tried],
+            "tried": [asdict(one) for one in self.tried],
             "bytes": self.size,
             "original_bytes": self.original_size,
         }

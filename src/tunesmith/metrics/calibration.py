@@ -90,10 +90,6 @@ class Temperature:
             f"{self.loss_before:.3f} -> {self.loss_after:.3f} on {self.rows:,} rows, each with the temperature of others"
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dict."""
-        return asdict(self)
-
 
 def fit_temperature(logits: Array, gold: Array, task: Task) -> Temperature | None:
     """Return None for regression, for too few rows, and if the cross-validated log loss doesn't improve."""

@@ -6,7 +6,7 @@ its level at any n) for the p value, rows drawn with replacement (paired bootstr
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,6 @@ class PairedResult:
     p_value: float | None
     n: int
     method: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dict."""
-        return asdict(self)
 
 
 def compare_predictions(

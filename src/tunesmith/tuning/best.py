@@ -633,8 +633,8 @@ class Choice:
             "metric": self.metric,
             "deployed": f"{self.variant.name} ({self.variant.description})",
             "held_out": {k: {n: s.to_json() for n, s in v.items()} for k, v in self.held_out.items()},
-            "gain_over_auto": None if self.gain is None else self.gain.to_json(),
-            "temperature": None if self.temperature is None else self.temperature.to_json(),
+            "gain_over_auto": None if self.gain is None else asdict(self.gain),
+            "temperature": None if self.temperature is None else asdict(self.temperature),
             "applied_temperature": self.applied_temperature,
             "thresholds": None if moved is None else {"kept": moved.thresholds, "line": moved.line("held-out")},
         }
