@@ -367,37 +367,31 @@ class ColumnTypes:
         """Return the values as an array and widen the type of the column; refuse a value that fits no type."""
         try:
             array, kind = _fit(values, self.types[name])
-        except _UNFIT:
-            raise self._misfit(name, values, numbers) from None
+        except _UNFIT as error:
+            if len(values) == 1:
+                raise self._misfit(name, values[0], numbers[0], error) from None
+            for value, number in zip(values, numbers, strict=True):  # the first one that does not fit raises
+                self._array(name, [value], [number])
+            where = f"{self.origin}:{numbers[0]}:{name}"
+            raise DataError("its values do not fit one type", where=where, fix=_ONE_TYPE) from None
         if kind != self.types[name]:
             self.types[name] = kind
             self._since[name] = next(n for value, n in zip(values, numbers, strict=True) if value is not None)
         return array
 
-    def _misfit(self, name: str, values: list[Any], numbers: Sequence[int]) -> DataError:
-        """Return the error for the first value that does not fit the values before it."""
+    def _misfit(self, name: str, value: Any, number: int, error: Exception) -> DataError:
+        """Return the error for a value that does not fit the values before it."""
         import pyarrow as pa
 
-        known, since, number = self.types[name], self._since[name], numbers[0]
-        reason = "its values do not fit one type"
-        for value, number in zip(values, numbers, strict=True):
-            try:
-                _, kind = _fit([value], known)
-            except _UNFIT as error:
-                if isinstance(error, OverflowError):
-                    reason = "a number of more than 64 bits"
-                elif isinstance(error, UnicodeError):
-                    reason = "half of a surrogate pair, which is not a character"
-                else:
-                    reason = "a list of mixed values" if isinstance(value, list) else short_text(error)
-                with suppress(*_UNFIT):
-                    kind = pa.array([value]).type
-                    if _say(kind) != _say(known) and not pa.types.is_null(known):
-                        line = "line" if self.lines else "row"
-                        reason = f"{_say(kind)} here, {_say(known)} in {line} {since}"
-                break
-            if kind != known:
-                known, since = kind, number
+        reason = "a list of mixed values" if isinstance(value, list) else short_text(error)
+        if isinstance(error, OverflowError):
+            reason = "a number of more than 64 bits"
+        elif isinstance(error, UnicodeError):
+            reason = "half of a surrogate pair, which is not a character"
+        with suppress(*_UNFIT):
+            here, before = _say(pa.array([value]).type), _say(self.types[name])
+            if before not in (here, "null"):
+                reason = f"{here} here, {before} in {'line' if self.lines else 'row'} {self._since[name]}"
         return DataError(reason, where=f"{self.origin}:{number}:{name}", fix=_ONE_TYPE)
 
 

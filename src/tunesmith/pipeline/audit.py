@@ -11,7 +11,7 @@ import io
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from tunesmith.data.rows import Ints, Part, cell_text
 from tunesmith.events import Finding, Severity
 from tunesmith.files import write_new
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.calibration import estimate_label_noise
+from tunesmith.metrics.calibration import LabelNoise, estimate_label_noise
 from tunesmith.metrics.paired import compare_predictions
 from tunesmith.metrics.table import softmax
 from tunesmith.models.files import position_limit, read_config_file
@@ -153,19 +153,7 @@ def _judge(
     if where is not None:
         write_new(Path(where), format_review(suspects, checked, data.bundle.columns.text))
     how = "TF-IDF" if method == "words" else "frozen features and TF-IDF"
-    found = describe_suspects(suspects, checked, method=how, review=where)
-    if noise is None or not noise.is_precise:
-        return found, where
-    more = {"label_noise": noise.to_json()}
-    return [
-        replace(
-            one,
-            evidence=f"{one.evidence} About {noise.text()} are wrong.",
-            severity="warning" if noise.is_noisy else one.severity,
-            numbers={**one.numbers, **more},
-        )
-        for one in found
-    ], where
+    return describe_suspects(suspects, checked, method=how, review=where, noise=noise), where
 
 
 @dataclass(frozen=True)
@@ -304,9 +292,14 @@ WARN_SHARE = 0.08
 
 
 def describe_suspects(
-    suspects: Sequence[Suspect], checked: CheckedRows, *, method: str, review: str | None
+    suspects: Sequence[Suspect],
+    checked: CheckedRows,
+    *,
+    method: str,
+    review: str | None,
+    noise: LabelNoise | None = None,
 ) -> list[Finding]:
-    """Return one finding about all suspected errors; `review` is the review file."""
+    """Return one finding about all suspected errors; `review` is the review file, `noise` the estimated share of wrong labels."""
     if not suspects:
         return []
     part, rows, ids, labels = checked.part, checked.numbers, checked.ids, checked.labels
@@ -321,7 +314,10 @@ def describe_suspects(
     step = f"Read them in {review}, correct the column label, and train with --labels_file {review}."
     advice = (step if review else "Write them out with `tunesmith audit --review_file review.csv` and read them.",)
     severity: Severity = "warning" if share >= WARN_SHARE else "info"
-    numbers = {"rows": len(suspects), "judged": len(rows), "share": share, "method": method}
+    numbers: dict[str, Any] = {"rows": len(suspects), "judged": len(rows), "share": share, "method": method}
+    if noise is not None and noise.is_precise:
+        evidence, numbers["label_noise"] = f"{evidence} About {noise.text()} are wrong.", noise.to_json()
+        severity = "warning" if noise.is_noisy else severity
     return [Finding("suspicious_labels", severity, evidence, advice, numbers=numbers)]
 
 
