@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -21,7 +22,7 @@ from tunesmith.errors import ConfigError
 if TYPE_CHECKING:
     from tunesmith.events import Finding
 
-SPLIT_WORDS = {"train": ("train",), "validation": ("valid", "dev", "val", "eval"), "test": ("test",)}
+SPLIT_WORDS = {"train": "train", "validation": "valid|dev|val|eval", "test": "test"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,21 +88,11 @@ def name_splits(files: list[str]) -> dict[str, str]:
     """Return the split of each file: by name if all names contain one, otherwise in the order train, validation, test."""
     if len(files) > len(SPLIT_WORDS):
         raise ConfigError(f"got {len(files)} files", fix="Pass at most three: train, validation, test.")
-    named: dict[str, str] = {}
-    for file in files:
-        stem = Path(file).name.lower()
-        split = next(
-            (
-                split
-                for split, words in SPLIT_WORDS.items()
-                if any(stem.startswith(word) or f"_{word}" in stem or f"-{word}" in stem for word in words)
-            ),
-            None,
-        )
-        if split is None or split in named:
-            return dict(zip(SPLIT_WORDS, files, strict=False))
-        named[split] = file
-    return named if "train" in named else dict(zip(SPLIT_WORDS, files, strict=False))
+    names = [Path(file).name.lower() for file in files]
+    starts = {split: re.compile(rf"(?:^|[_-])(?:{words})") for split, words in SPLIT_WORDS.items()}
+    found = [next((split for split in starts if starts[split].search(name)), "") for name in names]
+    is_clear = all(found) and "train" in found and len(set(found)) == len(found)
+    return dict(zip(found if is_clear else SPLIT_WORDS, files, strict=False))
 
 
 def describe_findings(findings: list[Finding]) -> list[str]:

@@ -65,11 +65,7 @@ def make_finding(
 
 def rate_flag(rate: float) -> str:
     """Return `--learning_rate` with one or two digits."""
-    exponent = math.floor(math.log10(rate))
-    mantissa = round(rate / 10**exponent, 1)
-    if mantissa >= 10:
-        mantissa, exponent = 1.0, exponent + 1
-    return f"--learning_rate {mantissa:g}e{exponent}"
+    return f"--learning_rate {rate:.2g}".replace("e-0", "e-")
 
 
 def epochs_flag(reading: Reading, epochs: float) -> str:
@@ -109,21 +105,16 @@ def usual_flags(reading: Reading, rate: float) -> str:
 INSPECT = "read some examples of the training data with their labels; check --text_column_names and --label_column_name"
 
 
-def _file(reading: Reading, name: str) -> str | None:
-    value = reading.option(name, None)
-    return shlex.quote(value) if isinstance(value, str) else None
-
-
 def audit_command(reading: Reading) -> str:
     """Return the command that audits the files of this run."""
-    train, other = _file(reading, "train_file"), _file(reading, "validation_file")
-    files = "FILE" if train is None else f"{' '.join(filter(None, (train, other)))} --review_file review.csv"
-    return f"tunesmith audit {files}: lists suspected label errors and differences between the splits"
+    files = [reading.option(name, "") for name in ("train_file", "validation_file")]
+    names = " ".join(shlex.quote(str(file)) for file in files if file) or "FILE"
+    return f"tunesmith audit {names} --review_file review.csv: lists suspected label errors and differences between the splits"
 
 
 def own_split_flags(reading: Reading) -> str:
     """Return flags that take the validation examples from the training file, so that the two cannot differ."""
-    if _file(reading, "validation_file") is None:
+    if not reading.option("validation_file", None):
         return "check that all examples come from one source and use the same label ids (--label_names)"
     return (
         "--validation_file '' --validation_split_fraction 0.1: if the score is good on this split, the two files differ"
