@@ -402,12 +402,11 @@ UNKNOWN_SHARE = 0.01
 CUT_SHARE = 0.1
 
 
-def check_tokens(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> list[Finding]:
-    """Find lost text in a sample of each split; one affected split is enough."""
-    every = [text for some in texts.values() for text in some]
-    if not every:
+def check_tokens(texts: Sequence[str], tokenizer: Any) -> list[Finding]:
+    """Find texts that the tokenizer cannot represent."""
+    if not texts:
         return []
-    ids = tokenizer(every, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+    ids = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
     counts = np.array([len(row) for row in ids])
     unknown = np.zeros(len(ids), np.int64)
     if tokenizer.unk_token_id is not None:
@@ -416,7 +415,7 @@ def check_tokens(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> list[Fin
     lost = float((unknown * 2 > counts).mean())
     if share < UNKNOWN_SHARE and lost < UNKNOWN_SHARE:
         return []
-    words = Counter(word for at in np.flatnonzero(unknown)[:200] for word in every[at].split())
+    words = Counter(word for at in np.flatnonzero(unknown)[:200] for word in texts[at].split())
     ids = tokenizer(list(words), add_special_tokens=False, verbose=False)["input_ids"]
     lacking = [word for word, found in zip(words, ids, strict=True) if tokenizer.unk_token_id in found]
     shown = ", ".join(repr(word[:20]) for word in sorted(lacking, key=lambda word: -words[word])[:5])

@@ -392,7 +392,7 @@ def audit_tokens(data: RunData, tokens: RunTokens, log: Log, *, asked: int | Non
     """
     bundle = data.bundle
     found = [
-        *_check_texts(_samples(bundle), tokens.tokenizer),
+        *_check_texts(bundle, tokens.tokenizer),
         *check_cut(whole_lengths(tokens.splits["train"]), tokens.length, tokens.limit),
     ]
     for finding in found:
@@ -436,21 +436,13 @@ def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) ->
 
 def audit_texts(bundle: DataBundle, tokenizer: Any, *, asked: int | None, limit: int | None) -> list[Finding]:
     """Check a sample of each split for unknown tokens, and count the rows that would be truncated."""
-    samples = _samples(bundle)
-    rows = tokenizer(*samples["train"].values(), truncation=False, verbose=False)["input_ids"]
+    train = sample_rows(bundle.parts["train"], list(bundle.columns.text), MOST_TOKENIZED).columns
+    rows = tokenizer(*train.values(), truncation=False, verbose=False)["input_ids"]
     length = longest_allowed(tokenizer, model_max=limit, asked=asked)
-    return [*_check_texts(samples, tokenizer), *check_cut(np.array([len(row) for row in rows]), length, limit)]
+    return [*_check_texts(bundle, tokenizer), *check_cut(np.array([len(row) for row in rows]), length, limit)]
 
 
-def _samples(bundle: DataBundle) -> dict[str, dict[str, list[str]]]:
-    """Return texts by split and column."""
+def _check_texts(bundle: DataBundle, tokenizer: Any) -> list[Finding]:
     names = list(bundle.columns.text)
-    return {
-        split: sample_rows(part, names, MOST_TOKENIZED).columns for split, part in bundle.parts.items() if len(part)
-    }
-
-
-def _check_texts(samples: Mapping[str, dict[str, list[str]]], tokenizer: Any) -> list[Finding]:
-    return check_tokens(
-        {split: [t for texts in found.values() for t in texts] for split, found in samples.items()}, tokenizer
-    )
+    samples = [sample_rows(part, names, MOST_TOKENIZED).columns for part in bundle.parts.values() if len(part)]
+    return check_tokens([text for columns in samples for texts in columns.values() for text in texts], tokenizer)

@@ -188,8 +188,8 @@ def test_unknown_tokens_are_named() -> None:
         def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
             return {"input_ids": [[int(word.isascii()) for word in text.split()] for text in texts]}
 
-    assert check_tokens({"train": ["the film was good", "we liked it"]}, Words()) == []
-    found = check_tokens({"train": ["the film was good 🙂", "we liked it 🙂"]}, Words())
+    assert check_tokens(["the film was good", "we liked it"], Words()) == []
+    found = check_tokens(["the film was good 🙂", "we liked it 🙂"], Words())
     assert found[0].code == "unknown_tokens"
     assert found[0].evidence.endswith("mostly so: '🙂'.")
 
