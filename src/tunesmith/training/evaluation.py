@@ -5,9 +5,9 @@ every row of a split with that loss, in input order, over all ranks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.data.batches import Batch, Collate, TokenRows, evaluation_batches, pin_batch, prefetched
-from tunesmith.errors import ResourceError
+from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.labels import Task
 from tunesmith.training.distributed import Runtime
 from tunesmith.training.step import split_batch
@@ -105,23 +105,12 @@ def _on_device(weights: tuple[float, ...], device: torch.device) -> torch.Tensor
 
 
 def resolve_class_weights(
-    wanted: str | Sequence[float] | Mapping[str, float] | None, labels: npt.NDArray[Any], names: Sequence[str]
-) -> tuple[float, ...] | None:
-    """Return class weights. `balanced` is n / (k * count) as in scikit-learn; a list is in id order, a mapping by name."""
-    from tunesmith.errors import ConfigError
-
-    if wanted is None:
-        return None
-    if isinstance(wanted, str):
-        if wanted != "balanced":
-            raise ConfigError(f"class_weights {wanted!r} is neither 'balanced' nor a list of {len(names)} numbers")
+    wanted: Literal["balanced"] | Sequence[float], labels: npt.NDArray[Any], names: Sequence[str]
+) -> tuple[float, ...]:
+    """Return class weights in id order. `balanced` is n / (k * count) as in scikit-learn."""
+    if wanted == "balanced":
         counts = np.bincount(labels[labels >= 0], minlength=len(names))
         return tuple(float(counts.sum() / (len(names) * max(int(c), 1))) for c in counts)
-    if isinstance(wanted, Mapping):
-        missing = [n for n in names if n not in wanted]
-        if missing:
-            raise ConfigError(f"class_weights has no weight for {', '.join(missing)}")
-        return tuple(float(wanted[n]) for n in names)
     if len(wanted) != len(names):
         raise ConfigError(f"class_weights has {len(wanted)} numbers for {len(names)} labels ({', '.join(names)})")
     return tuple(float(w) for w in wanted)

@@ -76,7 +76,7 @@ def test_class_weights_and_smoothing_equal_torch() -> None:
 def test_balanced_weights_equal_scikit_learn() -> None:
     labels = np.array([0, 0, 0, 1, 2, 2])
     assert resolve_class_weights("balanced", labels, ["a", "b", "c"]) == pytest.approx((6 / 9, 2.0, 1.0))
-    assert resolve_class_weights({"a": 1, "b": 2, "c": 3}, labels, ["a", "b", "c"]) == (1.0, 2.0, 3.0)
+    assert resolve_class_weights([1, 2, 3], labels, ["a", "b", "c"]) == (1.0, 2.0, 3.0)
     with pytest.raises(ConfigError, match="2 numbers for 3 labels"):
         resolve_class_weights([1.0, 2.0], labels, ["a", "b", "c"])
 
