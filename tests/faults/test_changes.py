@@ -334,14 +334,14 @@ def run(finished: Path, tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("kind", "part"), crossed(LOADED, ["model", "best"]))
+@pytest.mark.parametrize(("kind", "part"), crossed(LOADED, ["model", "checkpoint"]))
 def test_changed_model_is_not_used(
     kind: str, part: str, run: RunDir, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tunesmith.inference.predictor import Predictor
     from tunesmith.inference.service import PredictionService
 
-    folder = run.path / part
+    folder = run.model if part == "model" else run.checkpoints()[-1]
     LOADED[kind](folder, {})
     given = str(run.path if part == "model" else folder)
     assert main(["predict", given, "--text", "good film", "--use_cpu"]) == 5
