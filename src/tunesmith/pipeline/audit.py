@@ -147,8 +147,7 @@ def _judge(
         # TF-IDF has half the weight.
         sides = (frozen / max(float(frozen.std()), 1e-12), 0.5 * features / max(float(features.std()), 1e-12))
         features = np.concatenate(sides, axis=1)
-    logits = judge_labels(features, ids, labels)
-    suspects, noise = rank_suspects(logits, ids), estimate_label_noise([(logits, ids)], len(labels))
+    suspects, noise = find_label_errors(features, ids, labels)
     where = review_file if suspects else None
     if where is not None:
         write_new(Path(where), format_review(suspects, checked, data.bundle.columns.text))
@@ -239,8 +238,12 @@ class Suspect:
     other: float
 
 
-def judge_labels(features: Ints, ids: Ints, labels: LabelMap) -> Ints:
-    """Return logits of the linear probe's model, fitted without the row itself and the suspected errors of a first fit."""
+def find_label_errors(features: Ints, ids: Ints, labels: LabelMap) -> tuple[list[Suspect], LabelNoise | None]:
+    """Return suspected label errors, the most likely ones first, and the estimated share of wrong labels.
+
+    Each row is judged by a model of the linear probe that was fitted without it. The suspected errors of a first fit are excluded
+    from the second one.
+    """
     import torch
 
     from tunesmith.pipeline.probe import fit_linear
@@ -249,9 +252,9 @@ def judge_labels(features: Ints, ids: Ints, labels: LabelMap) -> Ints:
     first = fit_linear(rows, given, labels.task, len(labels)).held_out.numpy()
     kept = np.setdiff1d(np.arange(len(ids)), [one.row for one in rank_suspects(first, ids)])
     fitted = fit_linear(rows[kept], given[kept], labels.task, len(labels))
-    logits: Ints = fitted.logits(rows).numpy()
+    logits = fitted.logits(rows).numpy()
     logits[kept] = fitted.held_out.numpy()
-    return logits
+    return rank_suspects(logits, ids), estimate_label_noise([(first, ids)], len(labels))
 
 
 def rank_suspects(logits: Ints, ids: Ints) -> list[Suspect]:

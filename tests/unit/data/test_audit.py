@@ -22,9 +22,8 @@ from tunesmith.labels import LabelMap, Task
 from tunesmith.pipeline.audit import (
     CheckedRows,
     describe_suspects,
+    find_label_errors,
     format_review,
-    judge_labels,
-    rank_suspects,
     word_space,
 )
 
@@ -279,7 +278,7 @@ def check_rows(texts: list[str], ids: np.ndarray) -> CheckedRows:
 
 def test_planted_label_errors_come_first() -> None:
     texts, given, wrong = planted()
-    suspects = rank_suspects(judge_labels(word_space(texts), given, LABELS), given)
+    suspects, _ = find_label_errors(word_space(texts), given, LABELS)
     assert {one.row for one in suspects[:15]} == set(wrong.tolist())
     assert all(one.suggested == 1 - given[one.row] for one in suspects[:15])
     checked = check_rows(texts, given)
@@ -293,7 +292,7 @@ def test_planted_label_errors_come_first() -> None:
 def test_review_file_is_applied_and_checked(tmp_path: Path) -> None:
     texts, given, _ = planted(60)
     data = [{"text": text, "label": LABELS.names[i]} for text, i in zip(texts, given, strict=True)]
-    suspects = rank_suspects(judge_labels(word_space(texts), given, LABELS), given)
+    suspects, _ = find_label_errors(word_space(texts), given, LABELS)
     review = tmp_path / "review.csv"
     written = format_review(suspects, check_rows(texts, given), ["text"]).decode()
     rows = list(csv.DictReader(io.StringIO(written)))
