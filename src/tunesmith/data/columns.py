@@ -23,7 +23,6 @@ from tunesmith.data.labels import (
     class_names,
     find_separator,
     is_list_type,
-    list_lengths,
     normalize_label,
     survey_labels,
 )
@@ -353,7 +352,7 @@ def _choose_task(
         return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label."
     single = False
     if is_list_type(source.type_of(label)):
-        lengths = set().union(*(list_lengths(s, label) for s in sources.values() if label in s.column_names))
+        lengths = set().union(*(survey_labels(s, label).lengths for s in sources.values() if label in s.column_names))
         plain = class_names(source, label) is None
         if plain and lengths == {0, 1} and separator is None:
             question = f"no list of {label!r} has two labels, and some are empty: can a row have several labels?"

@@ -71,7 +71,8 @@ class Survey:
     """`counts` and `first_row` by label name; missing cells are not counted."""
 
     rows: int = 0
-    is_list: bool = False
+    lengths: set[int] = field(default_factory=set)
+    """Lengths of the lists, if the cells are lists; missing ones don't count."""
     is_float: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     first_row: dict[str, int] = field(default_factory=dict)
@@ -84,17 +85,19 @@ class Survey:
     def looks_like_scores(self) -> bool:
         """Return whether at least 95% are numbers, some with a fraction: scores with perhaps a few bad cells, not classes."""
         values = self.numbers if self.too_many else sum(self.counts.values())
-        return self.fractions > 0 and self.numbers >= 0.95 * max(values, 1) and not self.is_list
+        return self.fractions > 0 and self.numbers >= 0.95 * max(values, 1) and not self.lengths
 
 
 def survey_labels(source: Source, column: str) -> Survey:
     """Read the whole column."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     survey = Survey()
     for batch in label_batches(source, column):
         survey.rows += len(batch.column)
-        survey.is_list = survey.is_list or is_list_type(batch.column.type)
+        if is_list_type(batch.column.type):
+            survey.lengths |= set(pc.unique(pc.list_value_length(batch.column).drop_null()).to_pylist())
         survey.is_float = survey.is_float or pa.types.is_floating(batch.cells.type)
         _count(survey, batch)
         _measure(survey, batch.cells)
@@ -133,16 +136,6 @@ def _measure(survey: Survey, cells: Any) -> None:
     finite = cells.filter(pc.is_finite(cells))
     survey.numbers += len(finite)
     survey.fractions += pc.sum(pc.not_equal(pc.floor(finite), finite)).as_py() or 0
-
-
-def list_lengths(source: Source, column: str) -> set[int]:
-    """Return the lengths of the lists of a column; missing lists don't count."""
-    import pyarrow.compute as pc
-
-    lengths: set[int | None] = set()
-    for _, table in source.scan([column]):
-        lengths |= set(pc.unique(pc.list_value_length(table.column(column))).to_pylist())
-    return {length for length in lengths if length is not None}
 
 
 def class_names(source: Source, column: str) -> list[str] | None:

@@ -242,8 +242,7 @@ def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes:
     if train is None or asked == "none":
         return dict(sources)
     if asked is not None and asked not in train.column_names:
-        problem = f"--split_column_name: no column {asked!r}; found: {', '.join(train.column_names)}"
-        raise DataError(problem, where=train.origin, fix=did_you_mean(asked, train.column_names))
+        raise train.no_column(asked, "--split_column_name")
     if asked is not None and len(sources) > 1:
         raise ConfigError("--split_column_name requires a single file with all rows", fix="Set only --train_file.")
     name = asked or next((n for n in train.column_names if n.lower().strip() in SPLIT_COLUMNS), None)
