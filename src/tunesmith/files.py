@@ -7,6 +7,7 @@ another process has just created.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -377,7 +378,10 @@ _counts: dict[str, int] = {}
 
 
 def fault_point(name: str) -> None:
-    """Mark a point for fault tests: TUNESMITH_FAULT=NAME:ACTION:N runs the action when the point is passed the N-th time."""
+    """Mark a point for fault tests: TUNESMITH_FAULT=NAME:ACTION:N acts when the point is passed the N-th time.
+
+    ACTION is a signal (kill, term, int), an error (eio, enospc) or sleep.
+    """
     wanted = os.environ.get("TUNESMITH_FAULT")
     if not wanted:
         _counts.clear()  # the next fault in this process counts from 1
@@ -386,24 +390,12 @@ def fault_point(name: str) -> None:
     if point != name:
         return
     _counts[name] = _counts.get(name, 0) + 1
-    if _counts[name] == int(count):
-        _ACTIONS[action]()
-
-
-def _raise_os_error(number: int) -> None:
-    raise OSError(number, os.strerror(number))
-
-
-def _raise() -> None:
-    raise RuntimeError("a fault requested by TUNESMITH_FAULT")
-
-
-_ACTIONS = {
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "int": lambda: os.kill(os.getpid(), signal.SIGINT),
-    "enospc": lambda: _raise_os_error(28),
-    "eio": lambda: _raise_os_error(5),
-    "sleep": lambda: time.sleep(600),
-    "raise": _raise,
-}
+    if _counts[name] != int(count):
+        return
+    if action == "sleep":
+        time.sleep(600)
+    elif action in ("eio", "enospc"):
+        number = getattr(errno, action.upper())
+        raise OSError(number, os.strerror(number))
+    else:
+        os.kill(os.getpid(), signal.Signals[f"SIG{action.upper()}"])
