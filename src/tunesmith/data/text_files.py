@@ -184,10 +184,12 @@ def text_lines(
         while line := text.readline(longest + 1):
             number += 1
             if "\0" in line:
-                problem, fix = describe_nul(line)
-                raise DataError(
-                    problem, where=f"{origin}:{number}{_field_at(line, line.index(chr(0)), dialect)}", fix=fix
-                )
+                where = f"{origin}:{number}{_field_at(line, line.index(chr(0)), dialect)}"
+                fix = "Remove it; the file may be damaged."
+                if line.count("\0") * 3 > len(line):
+                    codec = "utf-16-be" if line.startswith("\0") else "utf-16-le"
+                    fix = f"It looks like UTF-16 without a byte order mark: set --encoding {codec}."
+                raise DataError("a NUL character", where=where, fix=fix)
             if len(line) > longest:
                 problem = f"a line of more than {longest >> 20} million characters"
                 fix = "Is this a text file with one record per line?"
@@ -250,14 +252,6 @@ def _describe(error: UnicodeDecodeError, start: int, codec: str) -> tuple[str, s
     if codec != "utf-8":
         return problem, "Set the right --encoding."
     return problem, "Save the file as UTF-8, or set its encoding, such as --encoding cp1252 for Western European files."
-
-
-def describe_nul(text: str) -> tuple[str, str]:
-    """Return the problem of a text with a NUL character, and what to do."""
-    if text.count("\0") * 3 > len(text):
-        codec = "utf-16-be" if text.startswith("\0") else "utf-16-le"
-        return "a NUL character", f"It looks like UTF-16 without a byte order mark: set --encoding {codec}."
-    return "a NUL character", "Remove it; the file may be damaged."
 
 
 # --- delimiters and header ---------------------------------------------------------------------------------------------
