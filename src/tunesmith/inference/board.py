@@ -48,6 +48,7 @@ _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]
 _SEPARATOR = re.compile(r"(?<=[_./\\:=])")
 _BODY = "<body>\n"
 STREAM_HEADERS = {"x-accel-buffering": "no"}
+MAX_DRAWING = 20
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FRESH_SECONDS = 60
 """A run without a lock file whose event log grew within this time counts as running: Trainer scripts may not take a lock."""
@@ -78,6 +79,7 @@ class Board(Service):
         self._closed = asyncio.Event()
         self._watching = 0
         self._pen = asyncio.Lock()
+        self._drawing = 0
 
     def routes(self) -> list[Route]:
         """Return all routes of the board."""
@@ -127,8 +129,14 @@ class Board(Service):
 
     async def _draw(self, make: Callable[[], str]) -> Response:
         """Draw a slow page, one at a time: matplotlib is not thread-safe, and the threads that look up runs stay free."""
-        async with self._pen:
-            return _page(await asyncio.to_thread(make))
+        if self._drawing >= MAX_DRAWING:
+            raise retry_later(503, "too many reports are being drawn")
+        self._drawing += 1
+        try:
+            async with self._pen:
+                return _page(await asyncio.to_thread(make))
+        finally:
+            self._drawing -= 1
 
     async def _list_events(self, request: Request) -> Response:
         shown: list[dict[str, Any]] | None = None
