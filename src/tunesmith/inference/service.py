@@ -26,12 +26,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tunesmith import __version__
 from tunesmith.errors import DataError, NumericsError, TunesmithError
 from tunesmith.files import folder_version
 from tunesmith.inference.model_folder import model_folder_of, read_facts
 from tunesmith.inference.predictor import given_columns
-from tunesmith.inference.server import MAX_BODY_BYTES, Service, read_json_body, retry_later
+from tunesmith.inference.server import Service, read_json_body, retry_later
 from tunesmith.inference.tables import Prediction, make_predictions, probabilities_of
 
 log = logging.getLogger("tunesmith.requests")
@@ -320,7 +319,6 @@ class PredictionService(Service):
         return [
             Route("/health", self._health),
             Route("/ready", self._ready),
-            Route("/info", self._info),
             Route("/metrics", self._metrics),
             Route("/predict", self._predict, methods=["POST"]),
         ]
@@ -347,24 +345,12 @@ class PredictionService(Service):
             self.facts = read_facts(self.folder)
         log.info(json.dumps({"event": "reload", "problem": problem}))
 
-    def _describe(self) -> dict[str, Any]:
-        return {"columns": list(self.facts.text_columns or ("text",)), "labels": list(self.facts.labels.names)}
-
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"run": self.name, **self._describe()})
+        columns, labels = self.facts.text_columns or ("text",), self.facts.labels.names
+        return JSONResponse({"run": self.name, "columns": columns, "labels": labels})
 
     async def _ready(self, request: Request) -> Response:
         return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
-
-    async def _info(self, request: Request) -> Response:
-        limits = {
-            "max_client_batch_size": MAX_TEXTS,
-            "max_text_chars": MAX_TEXT_CHARS,
-            "max_body_bytes": MAX_BODY_BYTES,
-        }
-        about = {"model_id": self.name, "task": self.facts.labels.task.value, **self._describe()}
-        ids = {str(i): name for i, name in self.facts.labels.id2label.items()}
-        return JSONResponse({**about, **limits, "version": __version__, "id2label": ids})
 
     async def _metrics(self, request: Request) -> Response:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest

@@ -38,7 +38,7 @@ def test_scores_are_sorted_and_limited_to_top_k(service: Any) -> None:
     assert (status, "expects one text" in refusal["error"]) == (422, True)
 
 
-def test_ready_metrics_and_info(service: Any, runs: Path) -> None:
+def test_ready_and_metrics(service: Any, runs: Path) -> None:
     for thread in threading.enumerate():
         if thread.name == "tunesmith-load":  # the load at the start, which makes the service ready
             thread.join()
@@ -53,13 +53,11 @@ def test_ready_metrics_and_info(service: Any, runs: Path) -> None:
     assert 'tunesmith_requests_total{route="/predict",status="422"} 1.0\n' in text
     assert "tunesmith_rows_total 2.0\n" in text
     assert "tunesmith_predict_seconds_count 1.0\n" in text
-    info = json.loads(service.ask("GET", "/info")[2])
-    assert info["id2label"] == {"0": "short", "1": "long"}
 
 
 def test_every_route_needs_the_key(service: Any) -> None:
     bare = {"Host": f"127.0.0.1:{service.port}"}
-    for path in ("/health", "/ready", "/metrics", "/info"):
+    for path in ("/health", "/ready", "/metrics"):
         status, _, body = service.ask("GET", path, headers=bare)
         assert (status, b"Bearer KEY" in body) == (401, True)
     assert key_file() != token_file()
