@@ -67,14 +67,6 @@ def open_plain(path: str | Path, *, follow: bool = False) -> BinaryIO:
         raise
 
 
-def is_plain(path: str | Path) -> bool:
-    """Return whether this is a plain file: no link, pipe, device or folder."""
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except (OSError, ValueError):
-        return False
-
-
 def read_plain(path: str | Path, limit: int, *, follow: bool = False) -> bytes:
     """Return the bytes of a plain file; more than `limit` are a BadFile."""
     with open_plain(path, follow=follow) as file:

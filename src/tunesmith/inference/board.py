@@ -31,7 +31,7 @@ from starlette.routing import Route
 
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import Evaluated, Finding, NonFinite, Note, RunEnded, finite_or_none
-from tunesmith.files import is_plain
+from tunesmith.files import kind_of
 from tunesmith.inference.server import Service, retry_later
 from tunesmith.report.build import diagnose_with, read_run_config, tone_and_title
 from tunesmith.report.compare import MAX_RUNS
@@ -318,7 +318,7 @@ class RunIndex:
         live.poll(diagnose=time.monotonic() < until)
         if live.version is None:
             return None
-        scored = os.lstat(run.metrics_file).st_mtime_ns if is_plain(run.metrics_file) else 0
+        scored = os.lstat(run.metrics_file).st_mtime_ns if kind_of(run.metrics_file) == "a file" else 0
         if self._known.get(key, (None,))[0] != (live.version, scored):
             self._known[key] = (live.version, scored), _make_row(key, live)
         row = self._known[key][1]
