@@ -71,8 +71,7 @@ class Journal:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = open(open_in_place(self.path), "r+b")  # noqa: SIM115  (lives as long as the run)
-        self.removed_bytes = _drop_cut_line(self._file, self.path)
-        """Size of an incomplete last line, which a killed writer left."""
+        _drop_cut_line(self._file, self.path)
 
     def append(self, event: Event) -> None:
         """Write one line and flush it, so that it survives the end of this process. A failed write is a ResourceError."""
@@ -137,8 +136,8 @@ def require_journal(path: Path) -> None:
         raise in_the_way(path, "is not a journal that tunesmith wrote, so it is neither replaced nor added to")
 
 
-def _drop_cut_line(file: BinaryIO, path: Path) -> int:
-    """Remove the text after the last newline; return the number of bytes removed."""
+def _drop_cut_line(file: BinaryIO, path: Path) -> None:
+    """Remove the text after the last newline, which a killed writer left."""
     size = os.fstat(file.fileno()).st_size
     start = max(0, size - MAX_LINE)
     file.seek(start)
@@ -150,11 +149,10 @@ def _drop_cut_line(file: BinaryIO, path: Path) -> int:
         file.truncate(start + end)
         os.fsync(file.fileno())
         log.warning("%s: the last line was incomplete (%d bytes) and was removed", path, removed)
-    return removed
 
 
-def truncate_journal(path: str | Path, step: int) -> int:
-    """Drop everything after the safe point of `step`, in one atomic rename; return the number of lines dropped.
+def truncate_journal(path: str | Path, step: int) -> None:
+    """Drop everything after the safe point of `step`, in one atomic rename.
 
     Kept: events with `event.step <= step`, so that a resumed run writes the rest again, once. Two exceptions:
     `EpochStarted(step=step)`, which begins the next epoch, and every `RunEnded`. With `step` 0, only RunStarted, Resumed and Note
@@ -162,12 +160,11 @@ def truncate_journal(path: str | Path, step: int) -> int:
     """
     path = Path(path)
     if not path.exists():
-        return 0
-    dropped = last = 0
+        return
+    last = 0
     with open(open_regular(path), "rb") as lines, replacing(path) as out:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n") or not _survives(line, step, where=f"{path}:{number}"):
-                dropped += 1
                 continue
             out.write(line)
             if line.startswith((_STEP_DONE, _RESUMED)):
@@ -178,7 +175,6 @@ def truncate_journal(path: str | Path, step: int) -> int:
                 where=str(path),
                 fix="Restore the file from a copy, or delete it to resume without the earlier curves.",
             )
-    return dropped
 
 
 def _survives(line: bytes, step: int, *, where: str) -> bool:

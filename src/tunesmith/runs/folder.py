@@ -226,12 +226,11 @@ def is_leftover(name: str) -> bool:
     return _LEFTOVER.fullmatch(name) is not None
 
 
-def remove_leftovers(parent: Path) -> list[str]:
-    """Remove leftovers of killed writers; return their names. Requires the lock of the run.
+def remove_leftovers(parent: Path) -> None:
+    """Remove leftovers of killed writers. Requires the lock of the run.
 
     A folder that was moved aside is restored if its replacement is missing.
     """
-    removed = []
     for path in sorted(parent.glob(f"{TMP_PREFIX}*")):
         match = _LEFTOVER.fullmatch(path.name)
         if match is None or kind_of(path) not in ("a file", "a folder"):
@@ -245,8 +244,6 @@ def remove_leftovers(parent: Path) -> list[str]:
             if kind_of(home) == "a folder":
                 _keep_added_files(path, home)
         remove_tree(path)
-        removed.append(path.name)
-    return removed
 
 
 def delete_folder(folder: Path) -> None:

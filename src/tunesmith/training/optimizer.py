@@ -209,20 +209,17 @@ def param_groups(
     return [ParamGroup(tuple(names), decay, scale) for (decay, scale), names in groups.items()]
 
 
-def freeze(model: nn.Module, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Freeze "embeddings", "encoder" (all except pooler and head) or "layers.0-3"; return the frozen names."""
+def freeze(model: nn.Module, parts: tuple[str, ...]) -> None:
+    """Freeze "embeddings", "encoder" (all except pooler and head) or "layers.0-3"."""
     layers = count_layers(model)
-    frozen: list[str] = []
     for part in parts:
         chosen = _depths_of(part, layers)
         for name, parameter in model.named_parameters():
             is_head = part == "encoder" and _HEAD.search(name) is not None
             if depth_of(name, layers) in chosen and parameter.requires_grad and not is_head:
                 parameter.requires_grad_(False)
-                frozen.append(name)
-    if frozen and not any(p.requires_grad for p in model.parameters()):
+    if parts and not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"--freeze {','.join(parts)} leaves nothing to train")
-    return tuple(frozen)
 
 
 def _depths_of(part: str, layers: int) -> set[int]:
