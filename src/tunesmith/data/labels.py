@@ -564,10 +564,10 @@ def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataE
 
 
 def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
-    """Refuse labels that differ only in VARIANTS; the error lists them and two fixes."""
+    """Refuse labels that differ only in VARIANTS or in a final ".0"; the error lists them and two fixes."""
     by_fold: dict[str, list[str]] = {}
     for name in sorted(survey.counts, key=lambda n: -survey.counts[n]):
-        by_fold.setdefault(fold_label(name), []).append(name)
+        by_fold.setdefault(fold_label(re.sub(r"^(-?\d+)\.0+$", r"\1", name.strip())), []).append(name)
     pairs = [(group[0], other) for group in by_fold.values() for other in group[1:]]
     if not pairs:
         return
@@ -575,7 +575,7 @@ def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
     shown = first_few([f"{pairs[0][1]!a} differs from {pairs[0][0]!a}", *others], SHOWN)
     fix = "Set --merge_label_variants if they are one label, or list both in --label_names."
     where = train.where(survey.first_row[pairs[0][1]], column)
-    raise DataError(f"{shown} only in {VARIANTS}", where=where, fix=fix)
+    raise DataError(f"{shown} only in {VARIANTS}, or in a final .0", where=where, fix=fix)
 
 
 def _refuse_typos(train: Source, column: str, survey: Survey) -> None:

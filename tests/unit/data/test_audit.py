@@ -211,7 +211,7 @@ def labeled(*labels: str) -> list[dict[str, Any]]:
     return [{"text": f"row {i} of it", "label": labels[i % len(labels)]} for i in range(12 * len(labels))]
 
 
-@pytest.mark.parametrize(("one", "two"), [(NFC, NFD), ("tea", "tea\u200b"), ("tea", "Tea\u200b")])
+@pytest.mark.parametrize(("one", "two"), [(NFC, NFD), ("tea", "tea\u200b"), ("tea", "Tea\u200b"), ("1", "1.0")])
 def test_labels_that_look_alike_are_refused(one: str, two: str) -> None:
     rows = labeled(one, two, "other")
     with pytest.raises(DataError) as caught:
