@@ -766,3 +766,14 @@ def test_event_log_has_losses_of_steps_that_were_read_late(tmp_path: Path, stand
         logs.append([line["loss"] for line in lines if line["event"] == "StepDone"])
     assert len(logs[0]) == 10
     assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("number", [0.5, -3, True, torch.finfo(torch.float32).min])
+def test_number_written_on_the_device_is_the_same(number: Any) -> None:
+    expected = [torch.tensor(number, device="cpu"), torch.tensor(number, device="cpu", dtype=torch.float64)]
+    with model_graphs.NumbersOnDevice():
+        found = [torch.tensor(number, device="cpu"), torch.tensor(number, device="cpu", dtype=torch.float64)]
+        assert torch.equal(torch.tensor([1, 2], device="cpu"), torch.tensor([1, 2]))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
