@@ -61,7 +61,7 @@ from tunesmith.runs.folder import (
     verify,
 )
 from tunesmith.speedups.model_graphs import GRAPHS, ModelGraphs
-from tunesmith.speedups.packed_calls import PACKING, PackedCalls
+from tunesmith.speedups.packed_calls import FIRST_TOKEN, PACKING, PackedCalls
 from tunesmith.trainer.identity import BATCH, is_arrow_dataset, model_mark, trainer_identity
 from tunesmith.trainer.run_log import RunLog, WaitingStep
 from tunesmith.training.checkpoint import (
@@ -99,6 +99,8 @@ CHANGED = (
     "Undo the change, set Trainer.allow_changed_data = True to resume anyway, or load the weights with from_pretrained "
     "and start a new run."
 )
+WHOLE_STEP = {"padding_free": PACKING, "cls_only_last_layer": FIRST_TOKEN, "fused_layers": "fused layers"}
+"""Option of `tunesmith train` -> what the line about the speedups calls it."""
 READ_BACK_EVERY = 50
 """Steps on a GPU after which their losses are read, at the latest: reading waits until the GPU is done."""
 
@@ -571,7 +573,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         packed, whole = self._packed, self._captured
         if whole is not None:
             reasons = dict(note.split(" is off: ", 1) for note in whole.speedups.notes)
-            return _speedup_line(whole.speedups.on, {name.replace("_", " "): why for name, why in reasons.items()})
+            return _speedup_line(whole.speedups.on, {WHOLE_STEP.get(name, name): why for name, why in reasons.items()})
         on = () if packed is None else packed.on
         off = {PACKING: self._why_no_speedups()} if packed is None else packed.off
         if self._graphs is not None and self._graphs.off is None:
@@ -923,7 +925,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
 
 def _speedup_line(on: Iterable[str], off: Mapping[str, str | None]) -> str:
-    reasons = [f"{name[0].upper()}{name[1:]} is off because {reason}." for name, reason in off.items()]
+    reasons = [
+        f"{name[0].upper()}{name[1:]} {'are' if name.endswith('s') else 'is'} off because {reason}."
+        for name, reason in off.items()
+    ]
     return " ".join([f"Speedups: {', '.join(on) or 'none'}.", *reasons])
 
 
